@@ -1,0 +1,105 @@
+"""The nouns of the library: what flows between environments, systems and training.
+
+Axes, in this order wherever they are present; leading ones may be absent, none is ever reordered:
+S seeds · T time · B environments · N agents · F view features · A actions · E width · H heads · d = E/H · C chunk
+"""
+
+import dataclasses
+import typing as tp
+
+import jax
+from jax import Array
+
+PyTree = tp.Any
+_Class = tp.TypeVar("_Class")
+Metrics = dict[str, Array]
+"""Scalars under slash paths, such as `loss/actor`."""
+
+
+@tp.dataclass_transform(frozen_default=True, kw_only_default=True)
+def struct(cls: type[_Class]) -> type[_Class]:
+    """A frozen, keyword-only dataclass that JAX sees as a pytree."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What a system may know of an environment: sizes and bounds, never dynamics."""
+
+    num_agents: int
+    view_size: int
+    time_limit: int
+    """The most steps an episode can last."""
+    state_size: int = 0
+    """Length of the global state, 0 where the suite offers none beyond the joint views."""
+    num_actions: int = 0
+    """Discrete actions per agent; 0 for a continuous environment."""
+    action_size: int = 0
+    """Components of one agent's action vector; 0 for a discrete environment."""
+    action_low: float = -1.0
+    action_high: float = 1.0
+    views_carry_id: bool = False
+    """Whether the views already say which agent they belong to (MABrax)."""
+
+    @property
+    def discrete(self) -> bool:
+        return self.num_actions > 0
+
+
+@struct
+class Observation:
+    """What the team sees before it acts."""
+
+    view: Array  # [.., N, F] float32
+    legal: Array  # [.., N, A] bool; [.., N, 1] of ones where actions are continuous
+    time: Array  # [..] int32, steps taken in this episode
+    state: Array | tuple  # [.., state_size], or () where the suite offers none
+
+
+@struct
+class TimeStep:
+    """What an environment returns.
+
+    `first` marks a boundary between episodes. Behind auto-reset, `observation` then opens the new episode and `final` is the
+    true last observation of the old one; everywhere else both are the same. A bare environment, which does not reset itself,
+    marks its last step the same way and leaves `observation` at the true last.
+    """
+
+    observation: Observation
+    final: Observation
+    reward: Array  # [.., N]
+    discount: Array  # [..] 0 only where the episode truly ended; a time limit leaves 1
+    first: Array  # [..] bool
+    stats: Metrics  # [..] each; what the suite tells of the episode so far (`won`, `percent_eaten`, ...)
+
+
+@struct
+class Decision:
+    """What a system answers to an observation."""
+
+    action: Array  # [.., N] int32, or [.., N, action_size] float32 within the bounds
+    memory: PyTree
+    extras: PyTree  # what learning will want back: log-probabilities, values, ...
+
+
+@struct
+class Transition:
+    """One step as it is stored: what was seen, done and received. Leading [T, B] in a rollout."""
+
+    observation: Observation
+    action: Array
+    reward: Array
+    discount: Array
+    first: Array  # whether `observation` opened an episode
+    extras: PyTree
+    final: PyTree  # what the system keeps of the observation that followed, before any reset; () if nothing
+
+
+@struct
+class Rollout:
+    """A stretch of experience, with the memory that stood before it and the situation that follows it."""
+
+    steps: Transition  # [T, B]
+    start_memory: PyTree  # [B], before the reset that steps.first[0] may ask for
+    last: TimeStep  # [B]
+    last_memory: PyTree  # [B], likewise before the reset that last.first may ask for
