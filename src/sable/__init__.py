@@ -1,0 +1,190 @@
+"""Sable: cooperative multi-agent reinforcement learning with sequence models, in JAX.
+
+>>> import sable
+>>> result = sable.train("lbf/2s-8x8-2p-2f-coop", num_seeds=3, total_steps=1_000_000)
+>>> sable.evaluate(result.directory)
+
+Importing this package imports no jax, and neither does a call that only finds a mistake.
+"""
+
+import typing as tp
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+if tp.TYPE_CHECKING:
+    from sable.config import RunConfig, SystemConfig
+    from sable.envs import Task
+    from sable.envs.base import Env
+    from sable.training.loop import Result
+
+__all__ = ["evaluate", "list_systems", "list_tasks", "make_env", "train"]
+
+
+def train(
+    task: "str | Env | None" = None,
+    *,
+    system: str = "sable",
+    seeds: Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    out: str | Path = "runs",
+    name: str | None = None,
+    resume: str | Path | None = None,
+    quiet: bool = False,
+    **fields: tp.Any,
+) -> "Result":
+    """What training leaves: the run's directory, its summary, and the signal that interrupted it, if one did.
+
+    `task` is a task's name or an environment of your own; without one the built-in default is trained, with a
+    budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
+    `sable.config.RunConfig` and of the system's configuration. `resume` goes on with a run as it was
+    configured: nothing but your environment may come with it.
+    """
+    from sable.experiments import runs
+
+    env = None if task is None or isinstance(task, str) else task
+    if resume is not None:
+        given = {"task": env is None and task, "system": system != "sable", "seeds": seeds is not None}
+        given |= {"num_seeds": num_seeds is not None, "out": str(out) != "runs", "name": name is not None}
+        _refuse_beside_resume([*(key for key, present in given.items() if present), *fields])
+        directory = runs.find(resume)
+        run, config = runs.read_config(directory)
+        return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
+    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, **fields)
+    runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
+    make_directory = partial(runs.create, Path(out), run, config, name)
+    return _train(run, config, env, make_directory, resume=False, quiet=quiet)
+
+
+def configure(
+    task: "str | Env | None" = None,
+    *,
+    system: str = "sable",
+    seeds: Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    **fields: tp.Any,
+) -> "tuple[RunConfig, SystemConfig]":
+    """The checked configuration that `train` would use for the same arguments."""
+    from sable import config as configs
+    from sable.envs import tasks
+
+    run_fields, system_fields = configs.split({**(configs.QUICK if task is None else {}), **fields}, system)
+    run_fields["system"] = system
+    if task is not None:
+        run_fields["task"] = task if isinstance(task, str) else f"custom/{type(task).__name__}"
+    if seeds is not None or num_seeds is not None:
+        run_fields["seeds"] = _seeds(seeds, num_seeds)
+    named = task is None or isinstance(task, str)
+    known = tasks.parse(run_fields.get("task", configs.RunConfig.task)) if named else None
+    run, config = configs.resolve(run_fields, system_fields)
+    if known is not None:
+        tasks.with_options(known, _options(run))
+    return run, config
+
+
+def evaluate(
+    run: str | Path, *, episodes: int = 320, seed: int | None = None, env: "Env | None" = None
+) -> dict[str, tp.Any]:
+    """How the best parameters of a run play: the return of every seed, with its 95 % interval.
+
+    `env` is needed where the run trained an environment of your own.
+    """
+    from sable.errors import SableError
+    from sable.experiments import runs
+
+    for name, value, least in (("episodes", episodes, 1), ("seed", 0 if seed is None else seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
+    directory = runs.find(run)
+    run_config, config = runs.read_config(directory)
+    env = _env_of(run_config) if env is None else env
+    from sable import systems
+    from sable.training import loop
+
+    system = systems.make(run_config.system, env.spec, config)
+    return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
+
+
+def make_env(task: str, **options: tp.Any) -> "Env":
+    """The environment of that task, with the task's options changed as given."""
+    from sable import envs
+
+    return envs.make(task, **options)
+
+
+def list_tasks(suite: str | None = None) -> "list[Task]":
+    """The tasks that have a name, with their sizes; of one suite only if it is named."""
+    from sable.envs import tasks
+
+    return tasks.list_tasks(suite)
+
+
+def list_systems() -> list[str]:
+    """The names of the learning systems."""
+    from sable.config import SYSTEM_CONFIGS
+
+    return list(SYSTEM_CONFIGS)
+
+
+def _train(
+    run: "RunConfig",
+    config: "SystemConfig",
+    env: "Env | None",
+    make_directory: Callable[[], Path],
+    *,
+    resume: bool,
+    quiet: bool,
+) -> "Result":
+    """What training leaves; its directory is made only once environment and system are there."""
+    from sable.experiments import runs
+
+    env = _env_of(run) if env is None else env
+    from sable import systems
+    from sable.training import logging, loop
+
+    system = systems.make(run.system, env.spec, config)
+    directory, circumstances = make_directory(), runs.describe() if resume else {}
+    result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+    if resume:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
+        runs.note_resumption(directory, circumstances)
+    if result.interrupted is None:
+        runs.finish(directory, result.summary)
+    logging.draw_curve(directory)
+    return result
+
+
+def _env_of(run: "RunConfig") -> "Env":
+    """The environment that a run's configuration names."""
+    from sable import envs
+    from sable.errors import SableError
+
+    if run.task.startswith("custom/"):
+        raise SableError(
+            f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
+        )
+    return envs.make(run.task, **_options(run))
+
+
+def _options(run: "RunConfig") -> dict[str, str]:
+    return dict(option.split("=", 1) for option in run.options)
+
+
+def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:
+    from sable.errors import SableError
+
+    if seeds is not None and num_seeds is not None:
+        raise SableError(f"seeds={seeds!r} and num_seeds={num_seeds!r} were both given; give one of them")
+    if seeds is not None:
+        return seeds if isinstance(seeds, str) or not isinstance(seeds, tp.Iterable) else tuple(seeds)
+    if not isinstance(num_seeds, int) or isinstance(num_seeds, bool) or num_seeds < 1:
+        raise SableError(f"num_seeds={num_seeds!r}: expected a whole number of at least 1")
+    return tuple(range(num_seeds))
+
+
+def _refuse_beside_resume(names: list[str]) -> None:
+    from sable.errors import SableError
+
+    if names:
+        raise SableError(
+            f"resume goes on with a run as it was configured; {names[0]} cannot be given with it"
+        )

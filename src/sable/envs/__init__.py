@@ -1,0 +1,39 @@
+"""Environments by name. Suites, and jax itself, are imported when the first environment is made."""
+
+import importlib
+import typing as tp
+
+from sable.envs.tasks import Task, list_tasks, parse, with_options
+from sable.errors import SableError
+
+if tp.TYPE_CHECKING:
+    from sable.envs.base import Env
+
+__all__ = ["Task", "list_tasks", "make", "parse", "with_options"]
+
+_MODULES = {
+    "rware": "jumanji",
+    "lbf": "jumanji",
+    "connector": "jumanji",
+    "smax": "jaxmarl",
+    "mpe": "jaxmarl",
+    "mabrax": "jaxmarl",
+    "neom": "neom",
+    "probe": "probes",
+    "null": "probes",
+}
+_INSTALL = {"jumanji": "sable", "jaxmarl": "sable[jaxmarl]", "brax": "sable[jaxmarl]"}
+
+
+def make(task: str, **options: tp.Any) -> "Env":
+    """The environment of that task, with the task's options (see `Task.options`) changed as given."""
+    known = with_options(parse(task), options)
+    try:
+        return importlib.import_module(f"sable.envs.{_MODULES[known.suite]}").make(known)
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _INSTALL:
+            raise
+        raise SableError(
+            f"task {task!r} needs {missing}, which is not installed: pip install '{_INSTALL[missing]}'"
+        ) from None

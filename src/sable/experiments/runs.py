@@ -1,0 +1,238 @@
+"""The run directory, `<out>/<suite>/<task>/<system>/<name>/`: made, described, read and found again here.
+
+config.json    what was asked for           metrics.jsonl  one object per seed and evaluation
+meta.json      where and with what it ran   checkpoints/   the whole run state
+summary.json   what came out                curve.png, tensorboard/
+"""
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import typing as tp
+from pathlib import Path
+
+from sable import config as configs
+from sable.config import RunConfig, SystemConfig
+from sable.errors import SableError
+from sable.training.logging import Row, read_rows, write_atomically
+
+_PACKAGES = (
+    "sable",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "jumanji",
+    "jaxmarl",
+    "brax",
+)
+
+
+def place(out: Path, run: RunConfig, name: str | None) -> Path:
+    """Where the run would go; refused, with nothing written, where that is taken or cannot be written."""
+    if name is not None and (_safe(name) != name or not name.strip(".")):
+        raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
+    suite, _, task = run.task.partition("/")
+    parent = out.expanduser() / _safe(suite) / _safe(task) / _safe(run.system)
+    try:
+        directory = parent / name if name is not None else _untaken(parent)
+        if directory.is_dir() and any(directory.iterdir()):
+            raise SableError(
+                f"{directory} already holds something; choose another --name, or go on with --resume"
+            )
+        _require_writable(directory)
+    except OSError as error:
+        raise _cannot_write(parent, error) from None
+    return directory
+
+
+def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+    """A new run directory with config.json and meta.json in it; the name is the time where none is given."""
+    directory = place(out, run, name)
+    try:
+        directory.mkdir(parents=True, exist_ok=name is not None)
+        write_json(directory / "config.json", configs.to_dict(run, config))
+        write_json(directory / "meta.json", describe())
+    except OSError as error:
+        raise _cannot_write(directory, error) from None
+    return directory
+
+
+def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
+    """Add to meta.json where and with what (see `describe`) the run was resumed."""
+    meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
+    write_json(directory / "meta.json", meta | {"resumed": [*meta.get("resumed", []), circumstances]})
+
+
+def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
+    """Write summary.json, and the time the run took into meta.json."""
+    write_json(directory / "summary.json", summary)
+    meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
+    write_json(
+        directory / "meta.json", meta | {"finished": _now(), "wall_seconds": summary.get("wall_seconds")}
+    )
+
+
+def find(path: str | Path) -> Path:
+    """The folder of the run at `path`."""
+    directory = Path(path).expanduser()
+    if not directory.is_dir():
+        raise SableError(f"{directory} is not a run: there is no such folder")
+    if not (directory / "config.json").is_file():
+        raise SableError(
+            f"{directory} is not a run: there is no config.json in it; "
+            "a run's folder is <out>/<suite>/<task>/<system>/<name>"
+        )
+    return directory
+
+
+def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
+    """What the run was asked to do."""
+    data = _read_object(find(directory) / "config.json")
+    try:
+        return configs.from_dict(data)
+    except SableError as error:
+        raise SableError(f"{directory} is not a run that sable can read: {error}") from None
+
+
+def read_metrics(directory: Path) -> list[Row]:
+    """One row per seed and evaluation, in the order they were written."""
+    return read_rows(directory / "metrics.jsonl")
+
+
+def read_summary(directory: Path) -> dict[str, tp.Any]:
+    """What came out of a finished run."""
+    if not (directory / "summary.json").is_file():
+        raise SableError(
+            f"{directory} has no summary.json: the run has not finished; go on with --resume {directory}"
+        )
+    return _read_object(directory / "summary.json")
+
+
+def write_json(path: Path, data: tp.Any) -> None:
+    """Make `data` the content of the JSON file `path`, whole or not at all; what is not finite is null."""
+    write_atomically(path, (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def plain(data: tp.Any) -> tp.Any:
+    """`data` as JSON can hold it: arrays as lists, paths as text, numbers that are not finite as None."""
+    if isinstance(data, dict):
+        return {str(name): plain(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [plain(value) for value in data]
+    if hasattr(data, "tolist"):
+        return plain(data.tolist())
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return str(data) if isinstance(data, Path) else data
+
+
+def describe() -> dict[str, tp.Any]:
+    """Where and with what this process runs: what bit-exactness depends on, and what a reader will ask."""
+    return {
+        "started": _now(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "git": _git(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "device": _device(),
+        "cpus": os.cpu_count(),
+        "thread_pool": _thread_pool(),
+        "NPROC": os.environ.get("NPROC"),
+    }
+
+
+def _safe(part: str) -> str:
+    """`part` with what does not belong in a folder's name replaced: humanoid_9|8 becomes humanoid_9-8."""
+    return re.sub(r"[^A-Za-z0-9._+=-]", "-", part)
+
+
+def _untaken(parent: Path) -> Path:
+    """A folder in `parent` named by the time, numbered where two runs start within a second."""
+    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    number = 0
+    while (directory := parent / (stamp + (f"-{number}" if number else ""))).exists():
+        number += 1
+    return directory
+
+
+def _require_writable(directory: Path) -> None:
+    """Raise the error that making and filling `directory` would meet, without doing so."""
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(None, f"{nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(None, f"no permission to write in {nearest}")
+
+
+def _cannot_write(directory: Path, error: OSError) -> SableError:
+    return SableError(
+        f"cannot write to {directory}: {error.strerror or error}; choose another folder with --out"
+    )
+
+
+def _read_object(path: Path) -> dict[str, tp.Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SableError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise SableError(f"{path} is damaged: it does not hold a JSON object")
+    return data
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device() -> dict[str, tp.Any]:
+    import jax
+
+    devices = jax.devices()
+    return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+
+
+def _thread_pool() -> int | None:
+    """Threads of XLA's CPU pool, on which the last bits of a result depend."""
+    given = os.environ.get("NPROC", "")
+    if given.isdigit():
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _git() -> dict[str, tp.Any] | None:
+    """The commit of the checkout this package is part of, and whether it was changed; None outside one."""
+    if (
+        _git_says("ls-files", "--error-unmatch", Path(__file__).name) is None
+    ):  # installed below somebody else's checkout
+        return None
+    commit, changes = (
+        _git_says("rev-parse", "HEAD"),
+        _git_says("status", "--porcelain", "--untracked-files=no"),
+    )
+    return {"commit": commit, "dirty": bool(changes)} if commit else None
+
+
+def _git_says(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,87 @@
+"""Multi-scale retention as a layer: projections around `ops.retention`, a norm per head, a gate."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.initializers import normal
+from jaxtyping import Array, Bool, Float
+
+from sable.ops import retention
+
+
+class MultiScaleRetention(nn.Module):
+    """Retention of `query` over `key`, whose stream also gives the values and the gate (SPEC section 1).
+
+    Three ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent while decoding. `memory` is () in
+    the first two where nothing is to be remembered.
+    """
+
+    width: int
+    num_heads: int
+    decay_scaling: float
+    causal: bool
+
+    def setup(self):
+        def project(size):
+            return nn.Dense(size, use_bias=False, kernel_init=normal(self.width**-0.5))
+
+        self.query = project(self.width)
+        self.key_value_gate = project(3 * self.width)
+        self.output = project(self.width)
+        self.scale = self.param("scale", nn.initializers.ones, (self.width,))
+        self.bias = self.param("bias", nn.initializers.zeros, (self.width,))
+
+    def sequence(
+        self,
+        query: Float[Array, "T B N E"],
+        key: Float[Array, "T B N E"],
+        memory: Float[Array, "B H d d"] | tuple[()],
+        first: Bool[Array, "T B"],
+    ) -> tuple[Float[Array, "T B N E"], Float[Array, "B H d d"] | tuple[()]]:
+        """The layer's output for every token, and the memory after the last timestep."""
+        q, k, v, gate = self._project(query, key)
+        if isinstance(memory, tuple):
+            return self._finish(retention.within(q, k, v, causal=self.causal), gate), ()
+        out, memory = retention.chunkwise(q, k, v, memory, self._kappa(), first, causal=self.causal)
+        return self._finish(out, gate), memory
+
+    def timestep(
+        self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B H d d"] | tuple[()]]:
+        """All agents of one timestep, its opening reset already done."""
+        q, k, v, gate = self._project(x, x)
+        if isinstance(memory, tuple):
+            return self._finish(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
+        opened = jnp.zeros(x.shape[:1], bool)
+        out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
+        return self._finish(out, gate), memory
+
+    def token(
+        self, query: Float[Array, "B E"], key: Float[Array, "B E"], memory: Float[Array, "B H d d"]
+    ) -> tuple[Float[Array, "B E"], Float[Array, "B H d d"]]:
+        """The next agent of a timestep whose decay (`open`) is already done."""
+        q, k, v, gate = self._project(query, key)
+        out, memory = retention.attend(q, k, v, memory)
+        return self._finish(out, gate), memory
+
+    def open(self, memory: Float[Array, "B H d d"]) -> Float[Array, "B H d d"]:
+        """The memory as the first agent of a new timestep finds it."""
+        return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
+
+    def _kappa(self):
+        return retention.kappas(self.num_heads, self.decay_scaling)
+
+    def _project(self, query, key):
+        def heads(x):
+            return x.reshape(*x.shape[:-1], self.num_heads, -1)
+
+        k, v, gate = jnp.split(self.key_value_gate(key), 3, axis=-1)
+        return heads(self.query(query)), heads(k), heads(v), gate
+
+    def _finish(self, out, gate):
+        """(swish(gate) * norm(out)) W_o, one normalisation group per head."""
+        mean = out.mean(axis=-1, keepdims=True)
+        out = out - mean
+        out = out * jax.lax.rsqrt(jnp.square(out).mean(axis=-1, keepdims=True) + 1e-6)
+        scale, bias = (jnp.broadcast_to(x, gate.shape) for x in (self.scale, self.bias))
+        return self.output(nn.swish(gate) * (out.reshape(gate.shape) * scale + bias))

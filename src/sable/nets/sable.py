@@ -1,0 +1,219 @@
+"""The Sable network: a retention encoder over views, a retention decoder over actions (SPEC section 2)."""
+
+from dataclasses import replace
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax.linen.initializers import normal
+from jaxtyping import Array, Bool, Float, Int
+
+from sable.config import SableConfig
+from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, time_encoding
+from sable.nets.retention import MultiScaleRetention
+from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.types import EnvSpec, struct
+
+
+@struct
+class BlockMemory:
+    """What one encoder and one decoder block remember of an episode; [B, H, d, d] each."""
+
+    encoder: Array
+    decoder_self: Array
+    decoder_cross: Array
+
+
+Memory = tuple[BlockMemory, ...]
+"""One per block; () where nothing is to be remembered."""
+
+
+def initial_memory(config: SableConfig, num_envs: int) -> Memory:
+    """Memories of an episode not yet begun, or () where none are kept."""
+    return _zeros(config, num_envs) if config.memory else ()
+
+
+def _zeros(config: SableConfig, num_envs: int) -> Memory:
+    head = config.embed_dim // config.num_heads
+    zeros = jnp.zeros((num_envs, config.num_heads, head, head))
+    return (BlockMemory(encoder=zeros, decoder_self=zeros, decoder_cross=zeros),) * config.num_blocks
+
+
+class EncoderBlock(nn.Module):
+    """u = norm(x); a = norm(u + retention(u)); norm(a + SwiGLU(a))."""
+
+    config: SableConfig
+
+    def setup(self):
+        self.norms = [RMSNorm() for _ in range(3)]
+        self.retention = _retention(self.config, causal=False)
+        self.feed_forward = SwiGLU(self.config.embed_dim)
+
+    def sequence(self, x, time, memory, first):
+        u = self.norms[0](x)
+        out, memory = self.retention.sequence(u + time, u + time, memory, first)
+        return self._finish(u, out), memory
+
+    def timestep(self, x, time, memory):
+        u = self.norms[0](x)
+        out, memory = self.retention.timestep(u + time, memory)
+        return self._finish(u, out), memory
+
+    def _finish(self, u, out):
+        a = self.norms[1](u + out)
+        return self.norms[2](a + self.feed_forward(a))
+
+
+class DecoderBlock(nn.Module):
+    """r = norm(x + retention(x)); y = norm(o + retention(o over r)); norm(y + SwiGLU(y))."""
+
+    config: SableConfig
+
+    def setup(self):
+        self.norms = [RMSNorm() for _ in range(3)]
+        self.self_retention = _retention(self.config, causal=True)
+        self.cross_retention = _retention(self.config, causal=True)
+        self.feed_forward = SwiGLU(self.config.embed_dim)
+
+    def sequence(self, x, encoded, time, self_memory, cross_memory, first):
+        out, _ = self.self_retention.sequence(x + time, x + time, self_memory, first)
+        r = self.norms[0](x + out)
+        out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
+        return self._finish(encoded, out)
+
+    def token(self, x, encoded, time, memory):
+        out, self_memory = self.self_retention.token(x + time, x + time, memory.decoder_self)
+        r = self.norms[0](x + out)
+        out, cross_memory = self.cross_retention.token(encoded + time, r + time, memory.decoder_cross)
+        return self._finish(encoded, out), replace(memory, decoder_self=self_memory, decoder_cross=cross_memory)
+
+    def open(self, memory):
+        return replace(
+            memory,
+            decoder_self=self.self_retention.open(memory.decoder_self),
+            decoder_cross=self.cross_retention.open(memory.decoder_cross),
+        )
+
+    def _finish(self, encoded, out):
+        y = self.norms[1](encoded + out)
+        return self.norms[2](y + self.feed_forward(y))
+
+
+class Sable(nn.Module):
+    """Encoder and decoder over a team's tokens. Agents come in whatever order the caller chose; `ids` says which they are.
+
+    `evaluate` scores actions already taken, over whole sequences; `encode`, `open` and `decode` act, one timestep at a time.
+    """
+
+    config: SableConfig
+    spec: EnvSpec
+
+    def setup(self):
+        width = self.config.embed_dim
+        self.view_norm = RMSNorm()
+        self.view_embedding = dense(width, bias=False)
+        if self.config.agent_id and not self.spec.views_carry_id:
+            self.agent_embedding = self.param("agent_embedding", normal(width**-0.5), (self.spec.num_agents, width))
+        self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
+        self.value_head = Head(width, 1)
+        # A continuous start token is all zeros, so its embedding must come from a bias.
+        self.action_embedding = dense(width, bias=not self.spec.discrete)
+        self.action_norm = RMSNorm()
+        self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
+        self.policy_head = Head(width, self.spec.num_actions or self.spec.action_size)
+        if not self.spec.discrete:
+            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+
+    def evaluate(
+        self,
+        view: Float[Array, "T B N F"],
+        legal: Bool[Array, "T B N A"],
+        time: Int[Array, "T B"],
+        action: Array,  # squashed, [T, B, N] or [T, B, N, action_size]
+        ids: Int[Array, " N"],
+        memory: Memory,
+        first: Bool[Array, "T B"],
+    ) -> tuple[Distribution, Float[Array, "T B N"]]:
+        """Each agent's distribution given the actions of those before it, and each agent's value."""
+        clock, memory = self._clock(time), memory or ((),) * self.config.num_blocks
+        x = self._embed_view(view, ids)
+        for block, past in zip(self.encoder, memory, strict=True):
+            x, _ = block.sequence(x, clock, past and past.encoder, first)
+        encoded, x = x, self._embed_action(self._previous(action))
+        for block, past in zip(self.decoder, memory, strict=True):
+            x = block.sequence(x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first)
+        return self._distribution(x, legal), self.value_head(encoded)[..., 0]
+
+    def encode(
+        self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: Memory
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
+        """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in its encoder part)."""
+        clock, x, new = self._clock(time), self._embed_view(view, ids), []
+        for block, past in zip(self.encoder, memory or ((),) * self.config.num_blocks, strict=True):
+            x, encoder = block.timestep(x, clock, past and past.encoder)
+            new.append(encoder)
+        memory = tuple(replace(past, encoder=encoder) for past, encoder in zip(memory, new, strict=False))
+        return x, self.value_head(x)[..., 0], memory
+
+    def open(self, memory: Memory, num_envs: int) -> Memory:
+        """The memory with its decoder parts as the first agent of a timestep finds them."""
+        if not memory:
+            return _zeros(self.config, num_envs)
+        return tuple(block.open(past) for block, past in zip(self.decoder, memory, strict=True))
+
+    def decode(
+        self,
+        encoded: Float[Array, "B E"],
+        legal: Bool[Array, "B A"],
+        time: Int[Array, " B"],
+        previous: Array,  # the squashed action of the agent before, or `start_token`
+        memory: Memory,
+    ) -> tuple[Distribution, Memory]:
+        """The next agent's distribution, and the memory that now holds it."""
+        clock = self._clock(time)[:, 0] if self.config.memory else 0.0
+        x, new = self._embed_action(previous), []
+        for block, past in zip(self.decoder, memory, strict=True):
+            x, past = block.token(x, encoded, clock, past)
+            new.append(past)
+        return self._distribution(x, legal), tuple(new)
+
+    def _clock(self, time):
+        """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
+        return time_encoding(time, self.config.embed_dim)[..., None, :] if self.config.memory else 0.0
+
+    def _embed_view(self, view, ids):
+        x = self.view_embedding(self.view_norm(view))
+        if self.config.agent_id and not self.spec.views_carry_id:
+            x = x + jnp.broadcast_to(self.agent_embedding[ids], x.shape)
+        return nn.gelu(x)
+
+    def _embed_action(self, token):
+        if self.spec.discrete:
+            token = nn.one_hot(token, self.spec.num_actions + 1)
+        return self.action_norm(nn.gelu(self.action_embedding(token)))
+
+    def _previous(self, action):
+        """Token i carries the action of agent i-1; the first agent of every timestep gets the start token."""
+        tokens = next_token(self.spec, action)
+        start = jnp.broadcast_to(start_token(self.spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
+        return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)
+
+    def _distribution(self, x, legal):
+        out = self.policy_head(x)
+        if self.spec.discrete:
+            return masked_categorical(out, legal)
+        std = nn.softplus(self.raw_std) + 1e-3
+        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
+
+
+def start_token(spec: EnvSpec) -> Array:
+    """What the first agent of a timestep is told: slot 0 of the one-hot, or a zero action."""
+    return jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
+
+
+def next_token(spec: EnvSpec, squashed: Array) -> Array:
+    """What the next agent is told of this one's action."""
+    return squashed + 1 if spec.discrete else squashed
+
+
+def _retention(config: SableConfig, *, causal: bool) -> MultiScaleRetention:
+    return MultiScaleRetention(config.embed_dim, config.num_heads, config.decay_scaling, causal=causal)

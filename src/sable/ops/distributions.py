@@ -1,0 +1,127 @@
+"""The two distributions an agent's action can have, behind the same methods, so that callers never branch.
+
+An action exists in three forms. The *raw* action is what is sampled, stored and scored: an index, or the
+normal variable u before it is squashed, which keeps log-probabilities exact where tanh(u) has rounded to one.
+`squash` turns it into what the next agent is told, the index again or tanh(u) in [-1, 1]; `scale` into what
+the environment takes.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sable.types import struct
+
+
+@struct
+class Categorical:
+    """p(a) = softmax(logits)[a]; a raw action is an int32 index."""
+
+    logits: Array  # [.., A]
+
+    @staticmethod
+    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+        """Standard Gumbel noise for logits of this shape."""
+        return jax.random.gumbel(key, shape)
+
+    def sample_with(self, noise: Array) -> Array:
+        """The raw action that `noise` leads to: argmax(logits + noise)."""
+        return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
+
+    def sample(self, key: Array) -> Array:
+        """A raw action [..]."""
+        return self.sample_with(self.noise(key, self.logits.shape))
+
+    def mode(self) -> Array:
+        """The most probable raw action [..]."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def squash(self, raw: Array) -> Array:
+        """The action as the next agent sees it: the index itself."""
+        return raw
+
+    def scale(self, raw: Array) -> Array:
+        """The action as the environment takes it: the index itself."""
+        return raw
+
+    def log_prob(self, raw: Array) -> Array:
+        """log p(raw) [..]."""
+        return jnp.take_along_axis(jax.nn.log_softmax(self.logits), raw[..., None], axis=-1)[..., 0]
+
+    def entropy(self, key: Array | None = None) -> Array:
+        """-sum_a p(a) log p(a) [..], exact, so that `key` goes unused."""
+        log_p = jax.nn.log_softmax(self.logits)
+        p = jnp.exp(log_p)
+        # An impossible action adds nothing, and its huge log-probability must not reach the gradient.
+        return -(p * jnp.where(p > 0, log_p, 0.0)).sum(-1)
+
+
+@struct
+class TanhNormal:
+    """tanh(u) with u ~ Normal(mean, std), independent components on the last axis; a raw action is u.
+
+    Log-probabilities and entropies are those of tanh(u) in [-1, 1]: the constant that scaling to the bounds
+    would add is left out.
+    """
+
+    mean: Array  # [.., A]
+    std: Array  # [.., A]
+    low: float = dataclasses.field(default=-1.0, metadata={"static": True})
+    high: float = dataclasses.field(default=1.0, metadata={"static": True})
+
+    @staticmethod
+    def noise(key: Array, shape: tuple[int, ...]) -> Array:
+        """Standard normal noise for a mean of this shape."""
+        return jax.random.normal(key, shape)
+
+    def sample_with(self, noise: Array) -> Array:
+        """The raw action that `noise` leads to: mean + std * noise."""
+        return self.mean + self.std * noise
+
+    def sample(self, key: Array) -> Array:
+        """A raw action [.., A]."""
+        return self.sample_with(self.noise(key, self.mean.shape))
+
+    def mode(self) -> Array:
+        """The raw action at the centre of the normal [.., A], whose tanh is the median of tanh(u)."""
+        return self.mean
+
+    def squash(self, raw: Array) -> Array:
+        """The action as the next agent sees it: tanh(raw) in [-1, 1]."""
+        return jnp.tanh(raw)
+
+    def scale(self, raw: Array) -> Array:
+        """The action as the environment takes it: tanh(raw) mapped from [-1, 1] to [low, high]."""
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return jnp.clip(middle + half * jnp.tanh(raw), self.low, self.high)  # rounding may step over a bound
+
+    def log_prob(self, raw: Array) -> Array:
+        """log p(tanh(raw)) = sum over components of log Normal(raw) - log(1 - tanh(raw)^2) [..]."""
+        distance = (raw - self.mean) / self.std
+        normal = -0.5 * jnp.square(distance) - jnp.log(self.std) - 0.5 * jnp.log(2 * jnp.pi)
+        return (normal - _log_slope(raw)).sum(-1)
+
+    def entropy(self, key: Array) -> Array:
+        """H[Normal] + log(1 - tanh(u)^2) at one fresh sample u, summed over components [..]; unbiased."""
+        normal = 0.5 * jnp.log(2 * jnp.pi * jnp.e) + jnp.log(self.std)
+        return (normal + _log_slope(self.sample(key))).sum(-1)
+
+
+Distribution = Categorical | TanhNormal
+
+
+def masked_categorical(logits: Array, legal: Array) -> Categorical:
+    """A categorical over the legal actions alone; uniform over all where none is legal."""
+    return Categorical(logits=jnp.where(legal, logits, jnp.finfo(logits.dtype).min))
+
+
+def tanh_normal(mean: Array, std: Array, low: float = -1.0, high: float = 1.0) -> TanhNormal:
+    """A tanh-normal of the shape of `mean`, over which `std` is broadcast."""
+    return TanhNormal(mean=mean, std=jnp.broadcast_to(std, mean.shape), low=low, high=high)
+
+
+def _log_slope(u: Array) -> Array:
+    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which stays finite where tanh(u) rounds to one."""
+    return 2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u))

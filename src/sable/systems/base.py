@@ -1,0 +1,41 @@
+"""What a system is: the functions training calls, and the three conventions everyone relies on.
+
+- `first[t]` is true iff `observation[t]` opens an episode. Memory is reset *before* acting on such an observation, by `ops.tree.reset` in
+  `collect` and `evaluate`, and by the flags themselves in every sequence form of a network.
+- `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts the return.
+- A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, before any such reset.
+"""
+
+import typing as tp
+
+from jax import Array
+
+from sable.types import Decision, Metrics, Observation, PyTree, Rollout
+
+
+class Learner(tp.Protocol):
+    """Any struct with `params` and `hyper`; everything else in it is the system's own business."""
+
+    params: PyTree
+    hyper: PyTree
+    """The numbers that need no recompilation, as array leaves, so that a batch of them can share one program."""
+
+
+class System(tp.NamedTuple):
+    """A learning system for one EnvSpec, as pure functions. Observations and memories have a leading [B]."""
+
+    hyper: PyTree
+    """The configured hyper-parameters, to be handed to `init` as they are or changed."""
+    init: tp.Callable[[Array, PyTree], tp.Any]
+    """(key, hyper) -> Learner"""
+    initial_memory: tp.Callable[[int], PyTree]
+    """num_envs -> the memory of episodes not yet begun, all zeros; () for a memoryless system"""
+    explore: tp.Callable[[tp.Any, Observation, PyTree, Array], Decision]
+    """(learner, observation, memory, key) -> the decision while collecting"""
+    exploit: tp.Callable[[PyTree, Observation, PyTree, Array], Decision]
+    """(params, observation, memory, key) -> the decision while evaluating or deployed"""
+    final: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
+    """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for nothing, its value for bootstrapping
+    through time limits, the observation itself for replay"""
+    learn: tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]
+    """(learner, rollout, key) -> the learner after it, and scalars about it"""

@@ -1,0 +1,201 @@
+"""Proximal policy optimisation over a team: what every on-policy system shares (SPEC section 3)."""
+
+import typing as tp
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from sable.config import PPOConfig
+from sable.ops import tree
+from sable.ops.objectives import clipped_surrogate, clipped_value_error, standardise
+from sable.ops.returns import gae
+from sable.systems.base import System
+from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
+
+
+@struct
+class Acted:
+    """What acting leaves behind for learning; agents in natural order."""
+
+    raw: Array  # [.., N] the action as it was sampled, before squashing and scaling
+    log_prob: Array  # [.., N]
+    value: Array  # [.., N]
+
+
+@struct
+class Evaluation:
+    """What the current parameters say about actions already taken; agents in natural order."""
+
+    log_prob: Array  # [T, B, N]
+    value: Array  # [T, B, N]
+    entropy: Array  # [T, B, N]
+
+
+class Policy(tp.NamedTuple):
+    """The network side of a PPO system. `order` [N] says in which order agents are processed; some policies do not care."""
+
+    init: tp.Callable[[Array], PyTree]
+    initial_memory: tp.Callable[[int], PyTree]
+    act: tp.Callable[[PyTree, Observation, PyTree, Array, Array], Decision]
+    """(params, observation [B], memory, order, key) -> Decision whose extras are `Acted`"""
+    value: tp.Callable[[PyTree, Observation, PyTree, Array], Array]
+    """(params, observation [B], memory, order) -> [B, N]"""
+    evaluate: tp.Callable[[PyTree, Transition, PyTree, Array, Array], Evaluation]
+    """(params, steps [T, B], start memory [B], order, key) -> Evaluation"""
+    sequential: bool
+    """Whether time must stay in order while learning."""
+    agent_order: str
+    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, or `per_epoch`, for learning only."""
+
+
+@struct
+class Hyper:
+    """The numbers a batch of learners can differ in while sharing one program."""
+
+    learning_rate: Array
+    discount: Array
+    gae_lambda: Array
+    clip_eps: Array
+    entropy_weight: Array
+    max_grad_norm: Array
+
+
+@struct
+class PPOLearner:
+    params: PyTree
+    hyper: Hyper
+    opt_state: PyTree
+    order: Array  # [N] the order agents act in
+    num_updates: Array
+
+
+@struct
+class Batch:
+    """What an epoch is cut from; environments on axis 1 of the steps, 0 of the memory."""
+
+    steps: Transition
+    advantage: Array
+    target: Array
+    memory: PyTree
+
+
+def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
+    """The system that trains `policy` by PPO."""
+    natural = jnp.arange(spec.num_agents)
+    per_rollout = policy.agent_order == "per_rollout"
+    decay_updates = config.learning_rate_horizon / (config.num_envs * config.rollout_length)
+
+    def optimiser(learner: PPOLearner) -> optax.GradientTransformation:
+        rate = learner.hyper.learning_rate
+        if config.learning_rate_horizon:
+            rate = rate * jnp.maximum(0.0, 1.0 - learner.num_updates / decay_updates)
+        return optax.chain(
+            optax.clip_by_global_norm(learner.hyper.max_grad_norm), optax.adam(rate, eps=1e-5)
+        )
+
+    def init(key: Array, hyper: Hyper) -> PPOLearner:
+        params_key, order_key = jax.random.split(key)
+        learner = PPOLearner(
+            params=policy.init(params_key),
+            hyper=hyper,
+            opt_state=(),
+            order=jax.random.permutation(order_key, natural) if per_rollout else natural,
+            num_updates=jnp.zeros((), jnp.int32),
+        )
+        return replace(learner, opt_state=optimiser(learner).init(learner.params))
+
+    def explore(learner: PPOLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        return policy.act(learner.params, observation, memory, learner.order, key)
+
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        return policy.act(params, observation, memory, natural, key)
+
+    def final(learner: PPOLearner, observation: Observation, memory: PyTree) -> PyTree:
+        if not config.bootstrap_time_limits:
+            return ()
+        return policy.value(learner.params, observation, memory, learner.order)
+
+    def estimate(learner: PPOLearner, rollout: Rollout) -> tuple[Array, Array]:
+        """(advantage, target) of every step, as the parameters that acted saw it."""
+        steps, last, value = rollout.steps, rollout.last, rollout.steps.extras.value
+        last_memory = tree.reset(rollout.last_memory, last.first)
+        last_value = policy.value(learner.params, last.observation, last_memory, learner.order)
+        next_value = jnp.concatenate([value[1:], last_value[None]])
+        next_first = jnp.concatenate([steps.first[1:], last.first[None]])
+        trace = bootstrap = 1.0 - next_first
+        if config.bootstrap_time_limits:
+            next_value = tree.select(next_first, steps.final, next_value)
+            bootstrap = steps.discount
+        hyper = learner.hyper
+        return gae(steps.reward, value, next_value, bootstrap, trace, hyper.discount, hyper.gae_lambda)
+
+    def loss(params: PyTree, hyper: Hyper, batch: Batch, order: Array, key: Array) -> tuple[Array, Metrics]:
+        acted = batch.steps.extras
+        now = policy.evaluate(params, batch.steps, batch.memory, order, key)
+        ratio = jnp.exp(now.log_prob - acted.log_prob)
+        actor = clipped_surrogate(ratio, standardise(batch.advantage), hyper.clip_eps).mean()
+        critic = clipped_value_error(now.value, acted.value, batch.target, hyper.clip_eps).mean()
+        entropy = now.entropy.mean()
+        total = actor + config.value_weight * critic - hyper.entropy_weight * entropy
+        return total, {
+            "loss/total": total,
+            "loss/actor": actor,
+            "loss/critic": critic,
+            "policy/entropy": entropy,
+            "policy/kl": (ratio - 1 - (now.log_prob - acted.log_prob)).mean(),
+            "policy/clipped": (jnp.abs(ratio - 1) > hyper.clip_eps).mean(),
+            "policy/largest_change": jnp.abs(ratio - 1).max(),
+        }
+
+    def learn(learner: PPOLearner, rollout: Rollout, key: Array) -> tuple[PPOLearner, Metrics]:
+        advantage, target = estimate(learner, rollout)
+        steps = rollout.steps
+        if not policy.sequential:  # every timestep stands alone, so each becomes an environment of its own
+            steps, advantage, target = jax.tree.map(
+                lambda x: x.reshape(1, -1, *x.shape[2:]), (steps, advantage, target)
+            )
+        num_columns = steps.first.shape[1]
+
+        def minibatch(learner: PPOLearner, now: tuple[Array, Array, Array]) -> tuple[PPOLearner, Metrics]:
+            columns, order, key = now
+            batch = Batch(
+                steps=tree.take(steps, columns, axis=1),
+                advantage=advantage[:, columns],
+                target=target[:, columns],
+                memory=tree.take(rollout.start_memory, columns),
+            )
+            gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, learner.hyper, batch, order, key)
+            updates, opt_state = optimiser(learner).update(gradient, learner.opt_state)
+            metrics |= {"gradient/norm": optax.global_norm(gradient)}
+            return replace(
+                learner, params=optax.apply_updates(learner.params, updates), opt_state=opt_state
+            ), metrics
+
+        def epoch(learner: PPOLearner, key: Array) -> tuple[PPOLearner, Metrics]:
+            columns_key, order_key, loss_key = jax.random.split(key, 3)
+            # The stored rollout is indexed, never permuted and carried: trajectories and memories cannot part ways.
+            columns = jax.random.permutation(columns_key, num_columns).reshape(config.num_minibatches, -1)
+            order = learner.order if per_rollout else jax.random.permutation(order_key, natural)
+            orders = jnp.broadcast_to(order, (config.num_minibatches, spec.num_agents))
+            keys = jax.random.split(loss_key, config.num_minibatches)
+            return jax.lax.scan(minibatch, learner, (columns, orders, keys))
+
+        epochs_key, order_key = jax.random.split(key)
+        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(epochs_key, config.num_epochs))
+        order = jax.random.permutation(order_key, natural) if per_rollout else natural
+        learner = replace(learner, order=order, num_updates=learner.num_updates + 1)
+        return learner, jax.tree.map(jnp.mean, metrics)
+
+    hyper = Hyper(**{name: jnp.float32(getattr(config, name)) for name in Hyper.__dataclass_fields__})
+    return System(
+        hyper=hyper,
+        init=init,
+        initial_memory=policy.initial_memory,
+        explore=explore,
+        exploit=exploit,
+        final=final,
+        learn=learn,
+    )

@@ -1,0 +1,125 @@
+"""Checkpoints of a whole run: Orbax writes the arrays, a SHA-256 manifest proves they are still what was written.
+
+Orbax alone loads flipped bits without a word, so every load checks the manifest first. A checkpoint is written beside its final
+place and renamed there, so that a folder with a step's name is always complete.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import typing as tp
+from pathlib import Path
+
+import jax
+
+from sable.errors import SableError
+from sable.types import PyTree
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+FOLDER = "checkpoints"
+ARRAYS = "arrays"
+KEEP = 2
+
+
+class Checkpoint(tp.NamedTuple):
+    """A restored checkpoint."""
+
+    state: PyTree
+    facts: dict[str, tp.Any]
+
+
+def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) -> Path:
+    """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is kept."""
+    import orbax.checkpoint as ocp  # slow to import, and needed only here
+
+    folder = directory / FOLDER
+    target, partial = folder / f"{step:010d}", folder / f".partial-{step:010d}"
+    if target.exists():  # an interruption right after a save
+        return target
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with ocp.PyTreeCheckpointer() as writer:
+        writer.save((partial / ARRAYS).absolute(), jax.device_get(state))
+    digests = {str(path.relative_to(partial)): _digest(path) for path in _files(partial)}
+    manifest = {"format": FORMAT, "step": step, "facts": facts, "sha256": digests}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in (*_files(partial), partial):
+        _sync(path)
+    partial.rename(target)
+    _sync(folder)
+    for old in steps(folder)[:-KEEP]:
+        shutil.rmtree(folder / f"{old:010d}")
+    return target
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a committed checkpoint, in order."""
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit())
+
+
+def restore(directory: Path, like: PyTree) -> Checkpoint:
+    """The newest checkpoint of a run, checked against its manifest, with the structure and types of `like`."""
+    folder = directory / FOLDER
+    committed = steps(folder)
+    if not committed:
+        raise SableError(f"{directory} holds no checkpoint: the run stopped before its first one; start it again")
+    path = folder / f"{committed[-1]:010d}"
+    manifest = _verified(path)
+    import orbax.checkpoint as ocp
+
+    target = jax.tree.map(_abstract, like)
+    try:
+        with ocp.PyTreeCheckpointer() as reader:
+            state = reader.restore((path / ARRAYS).absolute(), item=target, restore_args=_restore_args(ocp, target))
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SableError(f"checkpoint {path} does not fit this run's configuration: {reason}") from error
+    return Checkpoint(state, manifest["facts"])
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _restore_args(ocp, target: PyTree) -> PyTree:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape, dtype=leaf.dtype), target)
+
+
+def _verified(path: Path) -> dict[str, tp.Any]:
+    """The manifest of the checkpoint at `path`, once every file has proved to be as it was written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        digests, step = manifest["sha256"], manifest["step"]
+        if manifest["format"] != FORMAT or step != int(path.name) or not isinstance(manifest["facts"], dict):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SableError(f"checkpoint {path} is damaged: {MANIFEST} is missing or unreadable") from None
+    found = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
+    for name in sorted(found.symmetric_difference(digests)):
+        what = "missing" if name in digests else "foreign"
+        raise SableError(f"checkpoint {path} is damaged: {name} is {what}")
+    for name, digest in digests.items():
+        if _digest(path / name) != digest:
+            raise SableError(f"checkpoint {path} is damaged: {name} is not what was written")
+    return manifest
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Makes the disk hold what was written to `path`, a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,66 @@
+"""Compiled environments, shared by all tests of a session: compiling is nearly all that these tests cost."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sable import envs
+from sable.envs import parse
+from sable.envs.wrappers import _settled
+
+NUM_ENVS = 2
+
+
+def _batched(function):
+    """jit and vmap, given no weak types: each mixture of weak and strong would compile anew."""
+    compiled = jax.jit(jax.vmap(function))
+    return lambda *arguments: compiled(*_settled(arguments))
+
+
+@functools.cache
+def _compiled(name: str) -> SimpleNamespace:
+    env = envs.make(name)
+    return SimpleNamespace(env=env, task=parse(name), reset=_batched(env.reset), step=_batched(env.step))
+
+
+@pytest.fixture(scope="session")
+def batched():
+    """function -> its compiled form over a batch."""
+    return _batched
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """name -> the task, its environment, and reset and step over a batch of two."""
+    return _compiled
+
+
+@pytest.fixture(scope="session")
+def keys():
+    """seed -> keys for a batch."""
+    return lambda seed=0: jax.random.split(jax.random.key(seed), NUM_ENVS)
+
+
+@pytest.fixture(scope="session")
+def act():
+    """(spec, observation, time, policy, generator) -> actions of the batch, random or scripted."""
+
+    def choose(spec, observation, time, policy, rng):
+        shape = observation.view.shape[:-1]
+        if not spec.discrete:
+            if policy == "random":
+                return jnp.asarray(rng.uniform(-1, 1, (*shape, spec.action_size)), jnp.float32)
+            return jnp.full((*shape, spec.action_size), np.sin(time), jnp.float32)
+        if policy == "random":
+            return jnp.asarray(
+                np.where(observation.legal, rng.random(observation.legal.shape), -1).argmax(-1)
+            )
+        return jnp.broadcast_to(
+            (jnp.arange(shape[-1]) + time) % spec.num_actions, shape
+        )  # whether legal or not
+
+    return choose

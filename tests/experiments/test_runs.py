@@ -1,0 +1,115 @@
+"""The run directory: where it goes, what it says, that nothing in it is half written or overwritten."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from sable.config import RunConfig, SableConfig
+from sable.errors import SableError
+from sable.experiments import runs
+
+RUN, CONFIG = RunConfig(seeds=(1, 2)), SableConfig(num_envs=16)
+
+
+def test_a_new_run_has_its_place_its_configuration_and_its_circumstances(tmp_path):
+    directory = runs.create(tmp_path, RUN, CONFIG, "first")
+    assert directory == tmp_path / "lbf" / "2s-8x8-2p-2f-coop" / "sable" / "first"
+    assert runs.find(directory) == directory
+    assert runs.read_config(directory) == (RUN, CONFIG)
+    meta = json.loads((directory / "meta.json").read_text())
+    assert meta["versions"]["jax"] and meta["versions"]["python"]
+    assert meta["device"]["platform"] == "cpu" and meta["thread_pool"] >= 1
+    assert {"started", "command", "git", "platform", "cpus", "NPROC"} <= meta.keys()
+    assert sorted(file.name for file in directory.iterdir()) == ["config.json", "meta.json"]
+
+
+def test_runs_without_a_name_are_named_by_the_time_and_never_share_a_folder(tmp_path):
+    first, second = (runs.create(tmp_path, RUN, CONFIG) for _ in range(2))
+    assert first != second and first.name[:8].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("task", "folder"), [("mabrax/humanoid_9|8", "mabrax/humanoid_9-8"), ("custom/My Env", "custom/My-Env")]
+)
+def test_task_names_become_safe_folder_names(tmp_path, task, folder):
+    directory = runs.create(tmp_path, RunConfig(task=task), CONFIG, "x")
+    assert directory == tmp_path / folder / "sable" / "x"
+    assert runs.read_config(directory)[0].task == task
+
+
+def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
+    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    before = (directory / "config.json").read_bytes()
+    with pytest.raises(SableError, match="already holds something"):
+        runs.create(tmp_path, RUN, SableConfig(), "x")
+    assert (directory / "config.json").read_bytes() == before
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    (tmp_path / "lbf" / "2s-8x8-2p-2f-coop" / "sable" / "x").mkdir(parents=True)
+    assert runs.read_config(runs.create(tmp_path, RUN, CONFIG, "x")) == (RUN, CONFIG)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", ".", "a b", "a\nb"])
+def test_a_name_that_is_no_folder_name_is_refused(tmp_path, name):
+    with pytest.raises(SableError, match="plain folder name"):
+        runs.create(tmp_path, RUN, CONFIG, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for refuse in (runs.create, lambda out, run, config, name: runs.place(out, run, name)):
+        with pytest.raises(SableError) as error:
+            refuse(tmp_path / "file" / "out", RUN, CONFIG, "x")
+        assert "cannot write" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(SableError, match="no permission"):
+        runs.place(tmp_path, RUN, "x")
+
+
+def test_what_is_not_a_run_is_said_not_to_be_one(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.json").write_text('{"model": 1}')
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text('{"format": 1, "ru')
+    for name in ("missing", "empty", "foreign", "torn"):
+        with pytest.raises(SableError, match=f"{name}.*(is not a run|cannot be read)"):
+            runs.read_config(tmp_path / name)
+
+
+def test_a_finished_run_has_a_summary_and_its_time(tmp_path):
+    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    with pytest.raises(SableError, match="not finished"):
+        runs.read_summary(directory)
+    runs.finish(directory, {"wall_seconds": 1.5, "final_return": np.array([0.5, np.nan])})
+    assert runs.read_summary(directory) == {"wall_seconds": 1.5, "final_return": [0.5, None]}
+    meta = json.loads((directory / "meta.json").read_text())
+    assert meta["wall_seconds"] == 1.5 and meta["started"]
+
+
+def test_a_resumed_run_remembers_both_circumstances(tmp_path):
+    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    for _ in range(2):
+        runs.note_resumption(directory, runs.describe())
+    assert len(json.loads((directory / "meta.json").read_text())["resumed"]) == 2
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
+    runs.write_json(tmp_path / "a.json", {"a": 1})
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        runs.write_json(tmp_path / "a.json", {"a": 2})
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}

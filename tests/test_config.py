@@ -1,0 +1,144 @@
+"""Settings: what wins over what, what is refused and how, and that nothing is lost through JSON."""
+
+import dataclasses
+import json
+import typing as tp
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sable import config as configs
+from sable.config import RunConfig, SableConfig, from_dict, resolve, to_dict, to_json
+from sable.errors import SableError
+
+TASKS = sorted(task for task in configs.recipes("sable") if "/" in task)
+
+
+def refusal(run_fields: dict, system_fields: dict) -> str:
+    with pytest.raises(SableError) as error:
+        resolve(run_fields, system_fields)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_recipe_merges(task):
+    run, config = resolve({"task": task}, {})
+    assert run.task == task
+    for name, value in configs.recipe("sable", task).items():
+        assert getattr(config, name) == value
+
+
+def test_every_value_the_paper_searched_is_accepted_alone():
+    for name, values in configs.search_space("sable").items():
+        for value in values:
+            assert getattr(resolve({}, {"num_envs": 120, "num_heads": 1, name: value})[1], name) == value
+
+
+def test_later_sources_win(monkeypatch):
+    tables = {"lbf": {"clip_eps": 0.3, "num_epochs": 7, "total_steps": 99}, "lbf/a": {"clip_eps": 0.4}}
+    monkeypatch.setattr(configs, "recipes", lambda system: tables)
+    run, config = resolve({"task": "lbf/a"}, {"num_epochs": 8})
+    assert (config.num_epochs, config.clip_eps, config.gae_lambda) == (8, 0.4, SableConfig.gae_lambda)
+    assert (run.total_steps, resolve({"task": "lbf/a", "total_steps": 5}, {})[0].total_steps) == (99, 5)
+
+
+def test_quick_settings_are_valid_beside_the_default_task():
+    run, config = resolve(*configs.split(configs.QUICK, "sable"))
+    assert run.task == "lbf/2s-8x8-2p-2f-coop"
+    assert run.total_steps < RunConfig.total_steps and config.num_envs % config.num_minibatches == 0
+
+
+@pytest.mark.parametrize(
+    ("run_fields", "system_fields", "words"),
+    [
+        ({"total_steps": -1}, {}, ["total_steps=-1", "at least 1"]),
+        ({"total_steps": 1e6}, {}, ["total_steps=1000000.0", "whole number"]),
+        ({"total_steps": True}, {}, ["total_steps=True", "whole number"]),
+        ({"seeds": ()}, {}, ["seeds=()", "at least one"]),
+        ({"seeds": (1, 1)}, {}, ["seeds=(1, 1)", "none twice"]),
+        ({"seeds": (-1,)}, {}, ["seeds=(-1,)", "from 0"]),
+        ({"seeds": 3}, {}, ["seeds=3", "whole numbers"]),
+        ({"task": "tiny"}, {}, ["task='tiny'", "suite/name"]),
+        ({"task": None}, {}, ["task=None", "text"]),
+        ({"options": ("reward",)}, {}, ["options=('reward',)", "name=value"]),
+        ({"precision": "low"}, {}, ["precision='low'", "default, high, highest"]),
+        ({"system": "sabel"}, {}, ["unknown system 'sabel'", "did you mean 'sable'"]),
+        ({"system": ["sable"]}, {}, ["unknown system"]),
+        ({"total_step": 1}, {}, ["unknown field 'total_step'", "did you mean 'total_steps'"]),
+        ({}, {"lerning_rate": 1}, ["unknown field 'lerning_rate'", "did you mean 'learning_rate'"]),
+        ({}, {"num_envs": 6, "num_minibatches": 4}, ["num_envs=6", "num_minibatches=4", "divides"]),
+        ({}, {"embed_dim": 10, "num_heads": 4}, ["embed_dim=10", "num_heads=4", "divides"]),
+        ({}, {"decay_scaling": 1.1}, ["decay_scaling=1.1", "from 0 to 1"]),
+        ({}, {"discount": 0}, ["discount=0", "above 0 and at most 1"]),
+        ({}, {"learning_rate": float("nan")}, ["learning_rate=nan", "finite"]),
+        ({}, {"learning_rate": True}, ["learning_rate=True", "finite number"]),
+        ({}, {"learning_rate": 10**400}, ["finite number"]),
+        ({}, {"learning_rate": "fast"}, ["learning_rate='fast'", "finite number"]),
+        ({}, {"memory": 1}, ["memory=1", "true or false"]),
+        ({}, {"agent_order": "random"}, ["agent_order='random'", "per_rollout, per_epoch"]),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line_that_names_it(run_fields, system_fields, words):
+    message = refusal(run_fields, system_fields)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("cls", [RunConfig, *configs.SYSTEM_CONFIGS.values()])
+def test_every_number_has_a_range(cls):
+    numbers = [field.name for field in dataclasses.fields(cls) if field.type in (int, float)]
+    assert not set(numbers) - set(configs._RANGES)
+
+
+def test_values_arrive_in_their_exact_types():
+    run, config = resolve({"seeds": [np.int64(3), 4]}, {"learning_rate": 1, "clip_eps": np.float32(0.5)})
+    assert run.seeds == (3, 4) and all(type(seed) is int for seed in run.seeds)
+    assert type(config.learning_rate) is float and type(config.clip_eps) is float
+
+
+@given(
+    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4, unique=True),
+    options=st.lists(st.just("reward=mean"), max_size=2),
+    learning_rate=st.floats(0, 1e300),
+    parts=st.integers(1, 9),
+    memory=st.booleans(),
+)
+def test_configuration_survives_json_exactly(seeds, options, learning_rate, parts, memory):
+    before = resolve(
+        {"seeds": seeds, "options": options},
+        {"learning_rate": learning_rate, "num_envs": 4 * parts, "num_minibatches": parts, "memory": memory},
+    )
+    assert from_dict(json.loads(to_json(*before))) == before
+    assert from_dict(to_dict(*before)) == before
+
+
+def damaged() -> dict[str, tp.Any]:
+    whole = json.loads(to_json(RunConfig(), SableConfig()))
+    without = {key: value for key, value in whole["config"].items() if key != "clip_eps"}
+    return {
+        "nothing": None,
+        "list": [1],
+        "foreign": {"model": "x"},
+        "no run": {"format": 1, "config": whole["config"]},
+        "other format": whole | {"format": 2},
+        "missing field": whole | {"config": without},
+        "extra field": whole | {"config": whole["config"] | {"clip_epsilon": 1}},
+        "wrong type": whole | {"run": whole["run"] | {"total_steps": "many"}},
+        "wrong system": whole | {"run": whole["run"] | {"system": "dqn"}},
+        "no system": whole | {"run": {}},
+        "bad together": whole | {"config": whole["config"] | {"num_envs": 3}},
+    }
+
+
+@pytest.mark.parametrize("case", damaged())
+def test_a_damaged_configuration_is_refused(case):
+    with pytest.raises(SableError):
+        from_dict(damaged()[case])
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_of_run_and_system():
+    with pytest.raises(SableError, match="'num_env'; did you mean 'num_envs'"):
+        configs.split({"num_env": 1}, "sable")
