@@ -18,13 +18,23 @@ NUM_ENVS = 2
 def _batched(function):
     """jit and vmap, given no weak types: each mixture of weak and strong would compile anew."""
     compiled = jax.jit(jax.vmap(function))
-    return lambda *arguments: compiled(*_settled(arguments))
+    return lambda *arguments: compiled(*_settled(jax.tree.map(jnp.asarray, arguments)))
 
 
 @functools.cache
 def _compiled(name: str) -> SimpleNamespace:
     env = envs.make(name)
-    return SimpleNamespace(env=env, task=parse(name), reset=_batched(env.reset), step=_batched(env.step))
+
+    def seen(function):  # time steps as numpy: every operation on a jax array would compile for its shape
+        batched = _batched(function)
+
+        def call(*arguments):
+            state, timestep = batched(*arguments)
+            return state, jax.device_get(timestep)
+
+        return call
+
+    return SimpleNamespace(env=env, task=parse(name), reset=seen(env.reset), step=seen(env.step))
 
 
 @pytest.fixture(scope="session")
@@ -53,14 +63,12 @@ def act():
         shape = observation.view.shape[:-1]
         if not spec.discrete:
             if policy == "random":
-                return jnp.asarray(rng.uniform(-1, 1, (*shape, spec.action_size)), jnp.float32)
-            return jnp.full((*shape, spec.action_size), np.sin(time), jnp.float32)
+                return rng.uniform(-1, 1, (*shape, spec.action_size)).astype(np.float32)
+            return np.full((*shape, spec.action_size), np.sin(time), np.float32)
         if policy == "random":
-            return jnp.asarray(
-                np.where(observation.legal, rng.random(observation.legal.shape), -1).argmax(-1)
-            )
-        return jnp.broadcast_to(
-            (jnp.arange(shape[-1]) + time) % spec.num_actions, shape
-        )  # whether legal or not
+            noise = np.where(observation.legal, rng.random(observation.legal.shape), -1)
+            return noise.argmax(-1).astype(np.int32)
+        action = (np.arange(shape[-1]) + time) % spec.num_actions  # whether legal or not
+        return np.broadcast_to(action, shape).astype(np.int32)
 
     return choose

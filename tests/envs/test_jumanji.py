@@ -59,7 +59,7 @@ def test_play_is_the_suites_own(compiled, batched, keys, act, name, native, team
         native_state, native_timestep = native_reset(keys(3))
         running, returns = np.ones(2, bool), np.zeros((2, 2))
         for time in range(60):
-            seen = native_timestep.observation
+            seen = jax.device_get(native_timestep.observation)
             if name != CONNECTOR:  # whose view is ours
                 np.testing.assert_array_equal(timestep.observation.view[running], seen.agents_view[running])
             np.testing.assert_array_equal(timestep.observation.legal[running], seen.action_mask[running])
@@ -158,7 +158,7 @@ def test_the_reduced_view_is_the_suites_without_hidden_triplets(keys):
 
 
 def test_the_view_of_a_connector_board_is_as_drawn():
-    # Values 1 trail, 2 head, 3 target, then 4, 5, 6. Agent 0 came down from the corner; agent 1 has not moved.
+    # Values 1 trail, 2 head, 3 target, then 4, 5, 6. Agent 0 came down from the corner; 1 has not moved.
     grid = jnp.array([
         [1, 0, 0, 0],
         [2, 0, 3, 0],

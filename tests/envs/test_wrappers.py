@@ -154,7 +154,7 @@ def test_only_ended_environments_restart():
 
 def test_the_documented_example_plays():
     text = (Path(__file__).parents[2] / "docs" / "add-an-environment.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", text, re.S)[0]
+    example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     assert len(example.splitlines()) <= 40
     scope = {}
     exec(example.split("sable.train(")[0], scope)  # training itself is another test's matter

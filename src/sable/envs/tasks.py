@@ -157,7 +157,7 @@ def _lbf(sight: str | None, rows: str, columns: str, agents: str, foods: str, co
         (grid - 2) ** 2 - num_agents > 5 * num_foods,
         f"a {grid}x{grid} grid is too small for its agents and food",
     )
-    # The suite keeps agents out of every row whose index is some food's row or column; no food is on the border.
+    # The suite keeps agents out of every row whose index is a food's row or column; no food is on the border.
     num_open = grid * (grid - min(2 * num_foods, grid - 2))
     _require(
         num_agents <= num_open,
@@ -186,8 +186,8 @@ def _connector(rows: str, columns: str, agents: str) -> dict:
     _require(rows == columns, "its grid is not square")
     _require(grid >= 2, "its grid is smaller than 2x2")
     _require(num_agents > 0, "it has no agents")
-    # The generator draws a free start with a free neighbour for each agent in turn; where none is left it goes
-    # wrong silently.
+    # The generator draws a free start with a free neighbour for each agent in turn; where none is left
+    # it goes wrong silently.
     most = grid * grid // 4
     _require(num_agents <= most, f"a {grid}x{grid} grid has room for {most} agents and their wires")
     return dict(

@@ -44,8 +44,8 @@ def step(
 
     At an end (`first`), `observation` opens the new episode and `final` is the last of the old one; reward,
     discount and stats are the old one's, `return` and `length` over its whole. Starts are drawn with
-    replacement and rekeyed, from `key`. Without a pool nothing restarts: `observation` stays at the true last,
-    and steps beyond it mean nothing.
+    replacement and rekeyed, from `key`. Without a pool nothing restarts: `observation` stays at the
+    true last, and steps beyond it mean nothing.
     """
     env_state, timestep = _settled(jax.vmap(env.step)(state.env, action))
     state = BatchState(

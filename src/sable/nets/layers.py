@@ -48,5 +48,5 @@ class Head(nn.Module):
 def time_encoding(time: Int[Array, "*b"], width: int) -> Float[Array, "*b E"]:
     """Sinusoids of the step count: sin(t w_i) and cos(t w_i) in turn, w_i = 10000^(-2i/E)."""
     frequency = jnp.exp(-jnp.log(10_000.0) * jnp.arange(0, width, 2) / width)
-    angle = time[..., None] * frequency
+    angle = time[..., None] * jnp.broadcast_to(frequency, (*time.shape, frequency.size))
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*time.shape, -1)[..., :width]

@@ -12,6 +12,7 @@ its memory grows linearly with timesteps and with agents, and its chunk sizes ch
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,8 @@ def kappas(num_heads: int, scaling: float) -> Decay:
 
 def past(memory: Float[Array, "*b H d d"], kappa: Decay, first: Bool[Array, "*b"]) -> Float[Array, "*b H d d"]:
     """P[t]: the memory as a new timestep finds it, decayed once, or nothing where an episode opens."""
-    return jnp.where(first[..., None, None, None], 0.0, _per_head(kappa) * memory)
+    kappa = kappa.reshape(*[1] * first.ndim, -1, 1, 1)
+    return jnp.where(first[..., None, None, None], 0.0, kappa * memory)
 
 
 def attend(
@@ -78,27 +80,31 @@ def decay(first: First, kappa: Decay) -> Float[Array, "B H T T"]:
     """D[t, s] = kappa^(t-s) where s <= t and no episode opens in (s, t], else 0."""
     t, episode = jnp.arange(first.shape[0]), jnp.cumsum(first.T, axis=-1)
     lag = t[:, None] - t[None, :]
-    visible = (lag >= 0) & (episode[:, :, None] == episode[:, None, :])
-    return jnp.where(visible[:, None], kappa[:, None, None] ** jnp.maximum(lag, 0), 0.0)
+    power = kappa[:, None, None] ** jnp.maximum(lag, 0)[None]
+    visible = (lag >= 0)[None] & (episode[:, :, None] == episode[:, None, :])
+    return jnp.where(visible[:, None], power[None], 0.0)
 
 
 def carry(first: First, kappa: Decay) -> Float[Array, "B H T"]:
     """xi[t] = kappa^(t+1) until the first episode opens, then 0: how much of the incoming memory timestep t sees."""
     untouched = jnp.cumsum(first.T, axis=-1) == 0
-    return jnp.where(untouched[:, None], kappa[:, None] ** jnp.arange(1, first.shape[0] + 1), 0.0)
+    power = kappa[:, None] ** jnp.arange(1, first.shape[0] + 1)[None]
+    return jnp.where(untouched[:, None], power[None], 0.0)
 
 
-def token_decay(first: First, kappa: Decay, num_agents: int, *, causal: bool) -> Float[Array, "B H tokens tokens"]:
+def token_decay(
+    first: First, kappa: Decay, num_agents: int, *, causal: bool
+) -> Float[Array, "B H tokens tokens"]:
     """D between tokens: constant over the agents of a timestep, lower-triangular over tokens when causal."""
-    return _merge_tokens(decay(first, kappa)[:, :, :, None, :, None] * _visible(first.shape[0], num_agents, causal=causal))
+    weight = _per_agent(_per_agent(decay(first, kappa), num_agents).mT, num_agents).mT
+    return jnp.where(jnp.tri(weight.shape[-1], dtype=bool)[None, None], weight, 0.0) if causal else weight
 
 
 def parallel(
     q: Tokens, k: Tokens, v: Tokens, memory: Memory, kappa: Decay, first: First, *, causal: bool
 ) -> tuple[Tokens, Memory]:
     """(out, M[T-1]) with every pair of tokens at once: (Q K^T * D) V + (Q M[-1]) * xi. Memory (T N)^2."""
-    out, added, xi = _stretch(q, k, v, kappa, first, causal=causal)
-    return out + _recall(q, memory, xi), xi[:, :, -1, None, None] * memory + added
+    return _chunks(q, k, v, memory, kappa, first, causal=causal, chunk=q.shape[0])
 
 
 def chunkwise(
@@ -152,7 +158,8 @@ def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None =
 
     q, k, v = cut(q), cut(k), cut(v)
     scores = jnp.einsum("tbgnhi,tbgmhi->tbghnm", q, k)
-    scores = jnp.where(jnp.tri(block, dtype=bool), scores, 0.0) if causal else scores
+    if causal:
+        scores = jnp.where(jnp.tri(block, dtype=bool).reshape((1,) * 4 + (block, block)), scores, 0.0)
     out = jnp.einsum("tbghnm,tbgmhj->tbgnhj", scores, v)
     if block < num_agents:
         # Summed over earlier blocks only: cumsum(kv) - kv would leak later agents by rounding.
@@ -169,26 +176,25 @@ def _fit(num_agents: int, width: int) -> tuple[int, int]:
 
 
 def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
-    """`chunkwise` over whole chunks of timesteps: all chunks side by side, then their memories in order."""
-    num_envs, num_chunks = q.shape[1], q.shape[0] // chunk
+    """`chunkwise` over whole chunks of timesteps: each chunk by itself, then what the memories before it say."""
+    num_steps, num_envs, num_agents, num_heads, width = q.shape
+    first = first.reshape(-1, chunk, num_envs)
 
-    def side_by_side(x):  # [T, B, ...] -> [chunk, chunks * B, ...]
-        x = x.reshape(num_chunks, chunk, *x.shape[1:]).swapaxes(0, 1)
-        return x.reshape(chunk, num_chunks * num_envs, *x.shape[3:])
+    def cut(x):  # [T, B, N, H, d] -> [chunks, B, H, chunk * N, d]
+        x = x.reshape(-1, chunk, *x.shape[1:]).transpose(0, 2, 4, 1, 3, 5)
+        return x.reshape(*x.shape[:3], -1, width)
 
-    def in_order(x):
-        x = x.reshape(chunk, num_chunks, num_envs, *x.shape[2:]).swapaxes(0, 1)
-        return x.reshape(num_chunks * chunk, num_envs, *x.shape[3:])
+    def join(x):
+        x = x.reshape(-1, num_envs, num_heads, chunk, num_agents, width).transpose(0, 3, 1, 4, 2, 5)
+        return x.reshape(num_steps, *x.shape[2:])
 
-    def per_chunk(x):  # [chunks * B, ...] -> [chunks, B, ...]
-        return x.reshape(num_chunks, num_envs, *x.shape[1:])
-
-    q = side_by_side(q)
-    out, added, xi = _stretch(q, side_by_side(k), side_by_side(v), kappa, side_by_side(first), causal=causal)
-    opened = first.reshape(num_chunks, chunk, num_envs).any(axis=1)
-    before, memory = _thread(memory, opened, kappa**chunk, per_chunk(added))
-    before = before.reshape(-1, *before.shape[2:])
-    return in_order(out + _recall(q, before, xi)), memory
+    q, k, v = cut(q), cut(k), cut(v)
+    weight = jax.vmap(partial(token_decay, num_agents=num_agents, causal=causal), (0, None))(first, kappa)
+    # How much of each token the chunk's last timestep keeps: the last row of D, over timesteps.
+    zeta = _per_agent(jax.vmap(decay, (0, None))(first, kappa)[..., -1, :], num_agents)
+    xi = _per_agent(jax.vmap(carry, (0, None))(first, kappa), num_agents)
+    before, last = _thread(memory, first.any(axis=1), kappa**chunk, (k * zeta[..., None]).mT @ v)
+    return join((q @ k.mT * weight) @ v + q @ before * xi[..., None]), last
 
 
 def _blocks(q, k, v, memory, kappa, first, *, causal, block):
@@ -196,23 +202,6 @@ def _blocks(q, k, v, memory, kappa, first, *, causal, block):
     before, last = _thread(memory, first, kappa, jnp.einsum("tbnhi,tbnhj->tbhij", k, v))
     recalled = jnp.einsum("tbnhi,tbhij->tbnhj", q, past(before, kappa, first))
     return within(q, k, v, causal=causal, block=block) + recalled, last
-
-
-def _stretch(q, k, v, kappa, first, *, causal):
-    """(out, memory, xi) of a stretch that starts from nothing, each pair of its tokens weighed by D."""
-    num_steps, _, num_agents = q.shape[:3]
-    weight = decay(first, kappa)
-    scores = jnp.einsum("tbnhi,sbmhi->bhtnsm", q, k) * weight[:, :, :, None, :, None]
-    scores = jnp.where(_visible(num_steps, num_agents, causal=causal), scores, 0.0)
-    out = jnp.einsum("bhtnsm,sbmhj->tbnhj", scores, v)
-    weighed = k * weight[:, :, -1].transpose(2, 0, 1)[:, :, None, :, None]
-    added = jnp.einsum("sbmhi,sbmhj->bhij", weighed, v)
-    return out, added, carry(first, kappa)
-
-
-def _recall(q, memory, xi):
-    """(Q M) * xi: what the incoming memory says to each token."""
-    return jnp.einsum("tbnhi,bhij->tbnhj", q, memory) * xi.transpose(2, 0, 1)[:, :, None, :, None]
 
 
 def _thread(memory, opened, kappa, added):
@@ -226,17 +215,7 @@ def _thread(memory, opened, kappa, added):
     return before, last
 
 
-def _visible(num_steps: int, num_agents: int, *, causal: bool) -> Bool[Array, "T N T N"]:
-    """Whether token (t, n) may see token (s, m) as far as agents go; timesteps are D's business."""
-    if not causal:
-        return jnp.ones((num_steps, num_agents, num_steps, num_agents), bool)
-    tokens = num_steps * num_agents
-    return jnp.tri(tokens, dtype=bool).reshape(num_steps, num_agents, num_steps, num_agents)
-
-
-def _merge_tokens(x: Float[Array, "B H T N S M"]) -> Float[Array, "B H tokens tokens"]:
-    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], -1)
-
-
-def _per_head(x: Float[Array, " H"]) -> Float[Array, "H 1 1"]:
-    return x[:, None, None]
+def _per_agent(x: Float[Array, "*b T"], num_agents: int) -> Float[Array, "*b tokens"]:
+    """A weight per timestep, repeated for each of its agents."""
+    x = jnp.broadcast_to(x[..., None], (*x.shape, num_agents))
+    return x.reshape(*x.shape[:-2], -1)

@@ -16,8 +16,13 @@ from sable.types import Decision, EnvSpec, Observation, PyTree, Transition
 
 def make(spec: EnvSpec, config: SableConfig) -> System:
     """Sable for this kind of environment."""
+    return ppo.make(make_policy(spec, config), config, spec)
+
+
+def make_policy(spec: EnvSpec, config: SableConfig) -> ppo.Policy:
+    """The network's side of it."""
     net = Sable(config, spec)
-    policy = ppo.Policy(
+    return ppo.Policy(
         init=partial(init, net),
         initial_memory=partial(initial_memory, config),
         act=partial(act, net),
@@ -26,7 +31,6 @@ def make(spec: EnvSpec, config: SableConfig) -> System:
         sequential=config.memory,
         agent_order=config.agent_order,
     )
-    return ppo.make(policy, config, spec)
 
 
 def init(net: Sable, key: Array) -> PyTree:

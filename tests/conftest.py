@@ -1,0 +1,26 @@
+"""Strict settings for every test: annotations checked at run time, no silent rank promotion, full precision, one compile cache."""
+
+import os
+
+# Before jax is imported anywhere. Several seeds' programs on two cores must not wait for each other (STACK finding 6).
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/sable/xla"))
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["sable.ops", "sable.nets"], "beartype.beartype")
+
+import jax
+import pytest
+
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(autouse=True)
+def strict_ranks(request):
+    """Around ops, nets and systems, adding arrays of different ranks raises; the suites' own code would not survive it."""
+    strict = {"ops", "nets", "systems"} & set(request.path.parts)
+    with jax.numpy_rank_promotion("raise" if strict else "allow"):
+        yield

@@ -1,0 +1,98 @@
+"""Contracts 2 to 4, for every mode: acting and evaluating agree, the ratio is one at learning rate zero, nothing is dead."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sable.ops import tree
+
+
+def evaluate(played, order=None):
+    """What the acting parameters say of the rollout they played."""
+    order = played.learner.order if order is None else order
+    steps, memory = played.rollout.steps, played.rollout.start_memory
+    score = jax.jit(played.policy.evaluate)
+    return score(played.learner.params, steps, memory, order, jax.random.key(0))
+
+
+def learn(played, learner, rollout=None):
+    return played.learn(learner, rollout or played.rollout, jax.random.key(1))
+
+
+def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
+    assert played.rollout.steps.first[1:].any()
+    assert not played.rollout.steps.first[0].all()
+    if played.config.memory:
+        assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(played.rollout.start_memory))
+
+
+def test_acting_and_evaluating_agree_in_the_order_acted_in(played):
+    found, acted = evaluate(played), played.rollout.steps.extras
+    np.testing.assert_allclose(found.log_prob, acted.log_prob, atol=1e-5)
+    np.testing.assert_allclose(found.value, acted.value, atol=1e-5)
+
+
+def test_another_order_of_agents_is_another_policy(played):
+    """Otherwise the order would be ignored and the agreement above would prove nothing about it."""
+    found = evaluate(played, order=played.learner.order[::-1])
+    assert jnp.abs(found.log_prob - played.rollout.steps.extras.log_prob).max() > 1e-4
+
+
+def test_memory_that_comes_in_matters(played):
+    if not played.config.memory:
+        assert played.rollout.start_memory == ()
+        return
+    forgetful = replace(
+        played, rollout=replace(played.rollout, start_memory=jax.tree.map(jnp.zeros_like, played.rollout.start_memory))
+    )
+    found, acted = evaluate(forgetful), played.rollout.steps.extras
+    assert jnp.abs(found.value - acted.value).max() > 1e-4
+
+
+def test_the_ratio_is_one_in_every_epoch_at_learning_rate_zero(played):
+    still = replace(played.learner, hyper=replace(played.learner.hyper, learning_rate=jnp.float32(0)))
+    after, metrics = learn(played, still)
+    assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, after.params, still.params)))
+    if played.config.agent_order == "per_rollout":
+        assert metrics["policy/largest_change"] < 1e-4
+    else:  # the paper's way learns in another order than it acted in
+        assert metrics["policy/largest_change"] > 1e-4
+
+
+def test_every_parameter_receives_a_gradient_within_two_updates(played):
+    learner, _ = learn(played, played.learner)
+    learner, _ = learn(played, learner)
+    moments = learner.opt_state[1][0].mu
+    for path, moment in jax.tree.leaves_with_path(moments):
+        name = jax.tree_util.keystr(path)
+        # Rows of the action embedding wait for their action, columns of the view for their feature.
+        least = 0.2 if "embedding" in name else 0.95
+        assert (moment != 0).mean() >= least, f"{name}: {(moment != 0).mean():.0%} of it receives a gradient"
+
+
+def test_learning_changes_every_parameter_and_stays_finite(played):
+    learner, metrics = learn(played, played.learner)
+    assert tree.all_finite((learner.params, metrics))
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), learner.params, played.learner.params)
+    assert not any(jax.tree.leaves(same))
+
+
+def test_a_new_order_is_drawn_after_each_rollout_or_never(played):
+    orders = {tuple(np.asarray(played.learner.order).tolist())}
+    learner = played.learner
+    for key in range(6):
+        learner, _ = played.learn(learner, played.rollout, jax.random.key(key))
+        orders.add(tuple(np.asarray(learner.order).tolist()))
+    assert (len(orders) > 1) == (played.config.agent_order == "per_rollout")
+
+
+def test_illegal_actions_are_never_taken_and_bounds_are_kept(played):
+    steps = played.rollout.steps
+    if played.spec.discrete:
+        legal = jnp.take_along_axis(steps.observation.legal, steps.action[..., None], axis=-1)
+        assert legal.all()
+    else:
+        assert (jnp.abs(steps.action) <= 1).all()
+        np.testing.assert_allclose(steps.action, jnp.tanh(steps.extras.raw), atol=1e-6)
