@@ -20,20 +20,23 @@ class MultiScaleRetention(nn.Module):
     num_heads: int
     decay_scaling: float
     causal: bool
+    cross: bool = False
+    """Whether queries come from another stream than keys; else one product makes all four projections."""
 
     def setup(self):
         def project(size):
             return nn.Dense(size, use_bias=False, kernel_init=normal(self.width**-0.5))
 
-        self.query = project(self.width)
-        self.key_value_gate = project(3 * self.width)
+        if self.cross:
+            self.query = project(self.width)
+        self.projections = project((3 if self.cross else 4) * self.width)
         self.output = project(self.width)
         self.scale = self.param("scale", nn.initializers.ones, (self.width,))
         self.bias = self.param("bias", nn.initializers.zeros, (self.width,))
 
     def sequence(
         self,
-        query: Float[Array, "T B N E"],
+        query: Float[Array, "T B N E"],  # the same as `key` unless `cross`
         key: Float[Array, "T B N E"],
         memory: Float[Array, "B H d d"] | tuple[()],
         first: Bool[Array, "T B"],
@@ -72,11 +75,9 @@ class MultiScaleRetention(nn.Module):
         return retention.kappas(self.num_heads, self.decay_scaling)
 
     def _project(self, query, key):
-        def heads(x):
-            return x.reshape(*x.shape[:-1], self.num_heads, -1)
-
-        k, v, gate = jnp.split(self.key_value_gate(key), 3, axis=-1)
-        return heads(self.query(query)), heads(k), heads(v), gate
+        parts = jnp.split(self.projections(key), 3 if self.cross else 4, axis=-1)
+        q, k, v, gate = (self.query(query), *parts) if self.cross else parts
+        return *(x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v)), gate
 
     def _finish(self, out, gate):
         """(swish(gate) * norm(out)) W_o, one normalisation group per head."""

@@ -50,7 +50,8 @@ class EncoderBlock(nn.Module):
 
     def sequence(self, x, time, memory, first):
         u = self.norms[0](x)
-        out, memory = self.retention.sequence(u + time, u + time, memory, first)
+        x = u + time
+        out, memory = self.retention.sequence(x, x, memory, first)
         return self._finish(u, out), memory
 
     def timestep(self, x, time, memory):
@@ -71,11 +72,12 @@ class DecoderBlock(nn.Module):
     def setup(self):
         self.norms = [RMSNorm() for _ in range(3)]
         self.self_retention = _retention(self.config, causal=True)
-        self.cross_retention = _retention(self.config, causal=True)
+        self.cross_retention = _retention(self.config, causal=True, cross=True)
         self.feed_forward = SwiGLU(self.config.embed_dim)
 
     def sequence(self, x, encoded, time, self_memory, cross_memory, first):
-        out, _ = self.self_retention.sequence(x + time, x + time, self_memory, first)
+        here = x + time
+        out, _ = self.self_retention.sequence(here, here, self_memory, first)
         r = self.norms[0](x + out)
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
         return self._finish(encoded, out)
@@ -215,5 +217,5 @@ def next_token(spec: EnvSpec, squashed: Array) -> Array:
     return squashed + 1 if spec.discrete else squashed
 
 
-def _retention(config: SableConfig, *, causal: bool) -> MultiScaleRetention:
-    return MultiScaleRetention(config.embed_dim, config.num_heads, config.decay_scaling, causal=causal)
+def _retention(config: SableConfig, *, causal: bool, cross: bool = False) -> MultiScaleRetention:
+    return MultiScaleRetention(config.embed_dim, config.num_heads, config.decay_scaling, causal, cross)

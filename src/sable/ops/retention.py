@@ -169,8 +169,8 @@ def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None =
 
 
 def _fit(num_agents: int, width: int) -> tuple[int, int]:
-    """(chunk, block) of about `width` tokens, where pairs of tokens and d x d memories cost the same."""
-    tokens = min(max(width, 32), 128)
+    """(chunk, block) of about half as many tokens as a memory has rows: measured fastest for 4 and 32 agents of width 64."""
+    tokens = min(max(width // 2, 32), 128)
     num_blocks = -(-num_agents // tokens)
     return max(tokens // num_agents, 1), -(-num_agents // num_blocks)
 
