@@ -53,7 +53,9 @@ def play_blindly(env, length, num_envs, situation: Situation, key):
         if env.spec.discrete:
             action = jax.random.categorical(key, jnp.where(timestep.observation.legal, 0.0, -1e9))
         else:
-            action = jax.random.uniform(key, (num_envs, env.spec.num_agents, env.spec.action_size), minval=-1.0)
+            action = jax.random.uniform(
+                key, (num_envs, env.spec.num_agents, env.spec.action_size), minval=-1.0
+            )
         state, timestep = wrappers.step(env, pool, state, action, key)
         return (state, timestep), timestep.reward.sum()
 
@@ -68,7 +70,10 @@ def benchmark(task: str, config: SableConfig, num_seeds: int, repeats: int) -> d
     state = jax.jit(partial(jax.lax.map, program.start))(jnp.arange(num_seeds, dtype=jnp.uint32)).run
     parts = {}
     parts["environment"], _ = measure(
-        jax.vmap(partial(play_blindly, env, config.rollout_length, config.num_envs)), state.situation, state.key, repeats=repeats
+        jax.vmap(partial(play_blindly, env, config.rollout_length, config.num_envs)),
+        state.situation,
+        state.key,
+        repeats=repeats,
     )
     gather = partial(collect, env, system, length=config.rollout_length, pool_size=config.num_envs)
     parts["collect"], (_, rollout, _) = measure(
@@ -90,7 +95,9 @@ def benchmark(task: str, config: SableConfig, num_seeds: int, repeats: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tasks", nargs="*", default=["rware/tiny-4ag", "null/32ag"])
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--rollout-length", type=int, default=32)
@@ -108,7 +115,9 @@ def main() -> None:
     for task in tasks:
         rows.append(benchmark(task, SableConfig(**arguments), num_seeds, repeats))
         print(json.dumps(rows[-1]), flush=True)
-    print(f"\n{'task':<18}{'environment':>12}{'acting':>9}{'learning':>10}{'update, CPU-s':>15}{'compile, s':>12}{'steps/s':>10}")
+    print(
+        f"\n{'task':<18}{'environment':>12}{'acting':>9}{'learning':>10}{'update, CPU-s':>15}{'compile, s':>12}{'steps/s':>10}"
+    )
     for row in rows:
         total = row["collect_cpu_seconds"] + row["learn_cpu_seconds"]
         shares = (

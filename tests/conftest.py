@@ -8,7 +8,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["sable.ops", "sable.nets"], "beartype.beartype")
+install_import_hook(["sable.ops", "sable.nets.layers", "sable.nets.retention"], "beartype.beartype")
 
 import jax
 import pytest

@@ -40,7 +40,10 @@ def assert_agree(form, inputs, *, scaling=0.8, causal, **options):
     (_, truth), truth_gradients = everything(retention.recurrent, kappa, first, causal=causal)(*tensors)
     (_, found), gradients = everything(form, kappa, first, causal=causal, **options)(*tensors)
     for name, a, b in zip(
-        ("out", "memory", "dq", "dk", "dv", "dmemory"), (*found, *gradients), (*truth, *truth_gradients), strict=True
+        ("out", "memory", "dq", "dk", "dv", "dmemory"),
+        (*found, *gradients),
+        (*truth, *truth_gradients),
+        strict=True,
     ):
         scale = np.maximum(1.0, np.abs(b).max())
         np.testing.assert_allclose(a / scale, b / scale, atol=1e-5, err_msg=name)

@@ -13,7 +13,14 @@ from sable.systems import ppo, sable
 from sable.training.rollout import collect, open_situation
 from sable.types import EnvSpec, PyTree, Rollout
 
-SMALL = {"num_envs": 4, "rollout_length": 6, "num_epochs": 3, "num_minibatches": 2, "embed_dim": 8, "num_heads": 2}
+SMALL = {
+    "num_envs": 4,
+    "rollout_length": 6,
+    "num_epochs": 3,
+    "num_minibatches": 2,
+    "embed_dim": 8,
+    "num_heads": 2,
+}
 MODES = {
     "memory": SableConfig(**SMALL, num_blocks=2),
     "memoryless": SableConfig(**SMALL, memory=False),

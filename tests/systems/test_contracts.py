@@ -45,7 +45,10 @@ def test_memory_that_comes_in_matters(played):
         assert played.rollout.start_memory == ()
         return
     forgetful = replace(
-        played, rollout=replace(played.rollout, start_memory=jax.tree.map(jnp.zeros_like, played.rollout.start_memory))
+        played,
+        rollout=replace(
+            played.rollout, start_memory=jax.tree.map(jnp.zeros_like, played.rollout.start_memory)
+        ),
     )
     found, acted = evaluate(forgetful), played.rollout.steps.extras
     assert jnp.abs(found.value - acted.value).max() > 1e-4

@@ -86,7 +86,9 @@ class DecoderBlock(nn.Module):
         out, self_memory = self.self_retention.token(x + time, x + time, memory.decoder_self)
         r = self.norms[0](x + out)
         out, cross_memory = self.cross_retention.token(encoded + time, r + time, memory.decoder_cross)
-        return self._finish(encoded, out), replace(memory, decoder_self=self_memory, decoder_cross=cross_memory)
+        return self._finish(encoded, out), replace(
+            memory, decoder_self=self_memory, decoder_cross=cross_memory
+        )
 
     def open(self, memory):
         return replace(
@@ -114,7 +116,9 @@ class Sable(nn.Module):
         self.view_norm = RMSNorm()
         self.view_embedding = dense(width, bias=False)
         if self.config.agent_id and not self.spec.views_carry_id:
-            self.agent_embedding = self.param("agent_embedding", normal(width**-0.5), (self.spec.num_agents, width))
+            self.agent_embedding = self.param(
+                "agent_embedding", normal(width**-0.5), (self.spec.num_agents, width)
+            )
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
         # A continuous start token is all zeros, so its embedding must come from a bias.
@@ -142,7 +146,9 @@ class Sable(nn.Module):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
         encoded, x = x, self._embed_action(self._previous(action))
         for block, past in zip(self.decoder, memory, strict=True):
-            x = block.sequence(x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first)
+            x = block.sequence(
+                x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first
+            )
         return self._distribution(x, legal), self.value_head(encoded)[..., 0]
 
     def encode(

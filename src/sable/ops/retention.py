@@ -29,7 +29,9 @@ def kappas(num_heads: int, scaling: float) -> Decay:
     return scaling * (1 - jnp.exp(jnp.linspace(math.log(1 / 32), math.log(1 / 512), num_heads)))
 
 
-def past(memory: Float[Array, "*b H d d"], kappa: Decay, first: Bool[Array, "*b"]) -> Float[Array, "*b H d d"]:
+def past(
+    memory: Float[Array, "*b H d d"], kappa: Decay, first: Bool[Array, "*b"]
+) -> Float[Array, "*b H d d"]:
     """P[t]: the memory as a new timestep finds it, decayed once, or nothing where an episode opens."""
     kappa = kappa.reshape(*[1] * first.ndim, -1, 1, 1)
     return jnp.where(first[..., None, None, None], 0.0, kappa * memory)
@@ -135,7 +137,9 @@ def chunkwise(
     body = num_steps - num_steps % chunk
     if body == num_steps:
         return _chunks(q, k, v, memory, kappa, first, causal=causal, chunk=chunk)
-    out, memory = _chunks(q[:body], k[:body], v[:body], memory, kappa, first[:body], causal=causal, chunk=chunk)
+    out, memory = _chunks(
+        q[:body], k[:body], v[:body], memory, kappa, first[:body], causal=causal, chunk=chunk
+    )
     rest, memory = parallel(q[body:], k[body:], v[body:], memory, kappa, first[body:], causal=causal)
     return jnp.concatenate([out, rest]), memory
 

@@ -13,5 +13,7 @@ SYSTEMS = {"sable": "sable.systems.sable"}
 def make(name: str, spec: EnvSpec, config) -> System:
     """The named system for this kind of environment."""
     if name not in SYSTEMS:
-        raise SableError(f"unknown system {name!r}{suggest(name, SYSTEMS)}; known systems: {', '.join(SYSTEMS)}")
+        raise SableError(
+            f"unknown system {name!r}{suggest(name, SYSTEMS)}; known systems: {', '.join(SYSTEMS)}"
+        )
     return importlib.import_module(SYSTEMS[name]).make(spec, config)

@@ -92,9 +92,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         rate = learner.hyper.learning_rate
         if config.learning_rate_horizon:
             rate = rate * jnp.maximum(0.0, 1.0 - learner.num_updates / decay_updates)
-        return optax.chain(
-            optax.clip_by_global_norm(learner.hyper.max_grad_norm), optax.adam(rate, eps=1e-5)
-        )
+        return optax.chain(optax.clip_by_global_norm(learner.hyper.max_grad_norm), optax.adam(rate, eps=1e-5))
 
     def init(key: Array, hyper: Hyper) -> PPOLearner:
         params_key, order_key = jax.random.split(key)
@@ -169,7 +167,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             )
             gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, learner.hyper, batch, order, key)
             updates, opt_state = optimiser(learner).update(gradient, learner.opt_state)
-            metrics |= {"gradient/norm": optax.global_norm(gradient)}
+            metrics |= {"gradient/norm": optax.tree.norm(gradient)}
             return replace(
                 learner, params=optax.apply_updates(learner.params, updates), opt_state=opt_state
             ), metrics

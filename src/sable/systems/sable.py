@@ -50,13 +50,17 @@ def init(net: Sable, key: Array) -> PyTree:
     )
 
 
-def act(net: Sable, params: PyTree, observation: Observation, memory: Memory, order: Array, key: Array) -> Decision:
+def act(
+    net: Sable, params: PyTree, observation: Observation, memory: Memory, order: Array, key: Array
+) -> Decision:
     """One decision for the whole team: all agents encoded at once, then decoded one after another in `order`."""
     view, legal = observation.view[:, order], observation.legal[:, order]
     num_envs, time = view.shape[0], observation.time
     encoded, values, memory = net.apply(params, view, time, order, memory, method=Sable.encode)
     size = net.spec.num_actions or net.spec.action_size
-    noise = (Categorical if net.spec.discrete else TanhNormal).noise(key, (net.spec.num_agents, num_envs, size))
+    noise = (Categorical if net.spec.discrete else TanhNormal).noise(
+        key, (net.spec.num_agents, num_envs, size)
+    )
 
     def agent(carry, now):
         memory, previous = carry
@@ -79,11 +83,15 @@ def act(net: Sable, params: PyTree, observation: Observation, memory: Memory, or
 
 def value(net: Sable, params: PyTree, observation: Observation, memory: Memory, order: Array) -> Array:
     """Each agent's value [B, N] of a situation nobody has acted on."""
-    _, values, _ = net.apply(params, observation.view[:, order], observation.time, order, memory, method=Sable.encode)
+    _, values, _ = net.apply(
+        params, observation.view[:, order], observation.time, order, memory, method=Sable.encode
+    )
     return _natural(values, order, axis=1)
 
 
-def evaluate(net: Sable, params: PyTree, steps: Transition, memory: Memory, order: Array, key: Array) -> ppo.Evaluation:
+def evaluate(
+    net: Sable, params: PyTree, steps: Transition, memory: Memory, order: Array, key: Array
+) -> ppo.Evaluation:
     """What `params` say of actions already taken, agents processed in `order`."""
     raw = steps.extras.raw[:, :, order]
     distribution, values = net.apply(

@@ -12,6 +12,8 @@ import typing as tp
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
 from sable.errors import SableError
 from sable.types import PyTree
@@ -40,10 +42,15 @@ def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) ->
         return target
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    leaves = _named(state)
     with ocp.PyTreeCheckpointer() as writer:
-        writer.save((partial / ARRAYS).absolute(), jax.device_get(state))
+        # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
+        writer.save(
+            (partial / ARRAYS).absolute(), {name: _raw(leaf) for name, leaf in leaves.items() if leaf.size}
+        )
     digests = {str(path.relative_to(partial)): _digest(path) for path in _files(partial)}
-    manifest = {"format": FORMAT, "step": step, "facts": facts, "sha256": digests}
+    kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
+    manifest = {"format": FORMAT, "step": step, "facts": facts, "arrays": kinds, "sha256": digests}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for path in (*_files(partial), partial):
         _sync(path)
@@ -64,28 +71,62 @@ def restore(directory: Path, like: PyTree) -> Checkpoint:
     folder = directory / FOLDER
     committed = steps(folder)
     if not committed:
-        raise SableError(f"{directory} holds no checkpoint: the run stopped before its first one; start it again")
+        raise SableError(
+            f"{directory} holds no checkpoint: the run stopped before its first one; start it again"
+        )
     path = folder / f"{committed[-1]:010d}"
     manifest = _verified(path)
+    leaves = _named(like)
+    _refuse_other_arrays(path, manifest["arrays"], {name: _kind(leaf) for name, leaf in leaves.items()})
     import orbax.checkpoint as ocp
 
-    target = jax.tree.map(_abstract, like)
-    try:
-        with ocp.PyTreeCheckpointer() as reader:
-            state = reader.restore((path / ARRAYS).absolute(), item=target, restore_args=_restore_args(ocp, target))
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SableError(f"checkpoint {path} does not fit this run's configuration: {reason}") from error
-    return Checkpoint(state, manifest["facts"])
-
-
-def _abstract(leaf) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _restore_args(ocp, target: PyTree) -> PyTree:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape, dtype=leaf.dtype), target)
+    saved = {name: jax.eval_shape(_raw, leaf) for name, leaf in leaves.items() if leaf.size}
+    wanted = {
+        name: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape) for name, leaf in saved.items()
+    }
+    with ocp.PyTreeCheckpointer() as reader:
+        arrays = reader.restore((path / ARRAYS).absolute(), item=saved, restore_args=wanted)
+    restored = [
+        _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+        for name, leaf in leaves.items()
+    ]
+    return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+
+
+def _named(state: PyTree) -> dict[str, tp.Any]:
+    """The leaves of `state` by their place in it."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree.leaves_with_path(state)
+    }
+
+
+def _is_key(leaf: tp.Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _raw(leaf: tp.Any) -> Array:
+    """`leaf` as plain numbers, PRNG keys too."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _typed(raw: Array, like: tp.Any) -> Array:
+    """The inverse of `_raw`."""
+    return jax.random.wrap_key_data(raw) if _is_key(like) else raw
+
+
+def _kind(leaf: tp.Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _refuse_other_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
+    for name in sorted(saved.keys() | wanted.keys()):
+        if saved.get(name) != wanted.get(name):
+            holds, wants = saved.get(name, "nothing"), wanted.get(name, "nothing")
+            raise SableError(
+                f"checkpoint {path} does not fit this run's configuration: {name} holds {holds}, the run wants {wants}"
+            )
 
 
 def _verified(path: Path) -> dict[str, tp.Any]:
@@ -93,8 +134,10 @@ def _verified(path: Path) -> dict[str, tp.Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         digests, step = manifest["sha256"], manifest["step"]
-        if manifest["format"] != FORMAT or step != int(path.name) or not isinstance(manifest["facts"], dict):
+        if manifest["format"] != FORMAT or step != int(path.name):
             raise ValueError
+        if not all(isinstance(manifest[name], dict) for name in ("facts", "arrays", "sha256")):
+            raise TypeError
     except (OSError, ValueError, KeyError, TypeError):
         raise SableError(f"checkpoint {path} is damaged: {MANIFEST} is missing or unreadable") from None
     found = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}

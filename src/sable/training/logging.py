@@ -18,6 +18,7 @@ from pathlib import Path
 from sable.errors import SableError
 
 RETURN = "evaluation/return"
+METRICS = "metrics.jsonl"
 _COLOUR = "#0b7285"
 Row = dict[str, tp.Any]
 """One line of metrics.jsonl: seed, env_steps, wall_seconds and the metrics of one seed at one evaluation."""
@@ -34,14 +35,17 @@ class Logger:
         seeds: Sequence[int],
         total_steps: int,
         resume_steps: int = 0,
+        evaluated_steps: int | None = None,
         quiet: bool = False,
     ):
-        kept = _keep(directory / "metrics.jsonl", resume_steps)
+        """`resume_steps` is where a resumed run goes on; its last evaluation may lie before, at `evaluated_steps`."""
+        evaluated_steps = resume_steps if evaluated_steps is None else evaluated_steps
+        kept = _keep(directory / METRICS, evaluated_steps)
         self.seeds = tuple(seeds)
         self._earlier_seconds = max((row["wall_seconds"] for row in kept), default=0.0)
         self._started = time.perf_counter()
-        self._metrics = (directory / "metrics.jsonl").open("a", encoding="utf-8")
-        self._tensorboard = _tensorboard(directory / "tensorboard", resume_steps)
+        self._metrics = (directory / METRICS).open("a", encoding="utf-8")
+        self._tensorboard = _tensorboard(directory / "tensorboard", evaluated_steps)
         self._progress = Progress(title, len(self.seeds), total_steps, resume_steps, _mean_returns(kept))
         self._view = _view(self._progress, quiet)
 
@@ -256,7 +260,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 def draw_curve(directory: Path) -> Path | None:
     """The picture curve.png of a run's evaluation returns, drawn from its metrics; None without any."""
-    rows = [row for row in read_rows(directory / "metrics.jsonl") if math.isfinite(_number(row.get(RETURN)))]
+    rows = [row for row in read_rows(directory / METRICS) if math.isfinite(_number(row.get(RETURN)))]
     if not rows:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -372,17 +376,17 @@ def _row(line: str) -> Row | None:
     return row if isinstance(row.get("wall_seconds"), (int, float)) else None
 
 
-def _keep(path: Path, resume_steps: int) -> list[Row]:
-    """The rows up to `resume_steps`, after dropping later ones from the file; a fresh run has none."""
-    kept = [row for row in read_rows(path) if row["env_steps"] <= resume_steps] if resume_steps else []
+def _keep(path: Path, evaluated_steps: int) -> list[Row]:
+    """The rows up to `evaluated_steps`, after dropping later ones from the file; a fresh run has none."""
+    kept = [row for row in read_rows(path) if row["env_steps"] <= evaluated_steps] if evaluated_steps else []
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
     return kept
 
 
-def _tensorboard(directory: Path, resume_steps: int) -> tp.Any:
+def _tensorboard(directory: Path, evaluated_steps: int) -> tp.Any:
     from tensorboardX import SummaryWriter
 
-    return SummaryWriter(logdir=str(directory), purge_step=resume_steps + 1 if resume_steps else None)
+    return SummaryWriter(logdir=str(directory), purge_step=evaluated_steps + 1 if evaluated_steps else None)
 
 
 def _view(progress: Progress, quiet: bool) -> PlainView | LiveView:

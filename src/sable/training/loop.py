@@ -20,9 +20,12 @@ from sable.ops import tree
 from sable.systems.base import System
 from sable.training import checkpoint
 from sable.training.evaluate import play, summarise
-from sable.training.logging import Logger, read_rows
+from sable.training.logging import METRICS, RETURN, Logger, read_rows
 from sable.training.rollout import Situation, collect, open_situation
 from sable.types import Metrics, PyTree, struct
+
+FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
+"""What a checkpoint says of how far the run had come."""
 
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
@@ -158,17 +161,22 @@ def train(
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
     program = make_program(env, system, run, config)
-    begin = _one_by_one(program.start)
+    begin, seeds = _one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
     compiled = Compiler(run)
-    seeds = jnp.array(run.seeds, jnp.uint32)
-    facts = {"updates": 0, "training_seconds": 0.0, "wall_seconds": 0.0}
-
     if resume:
-        restored = checkpoint.restore(directory, jax.eval_shape(begin, seeds))
-        state, facts = restored.state, restored.facts
+        state, facts = checkpoint.restore(directory, jax.eval_shape(begin, seeds))
     else:
-        state = compiled(begin, seeds)(seeds)
-    updates, resumed_seconds = facts["updates"], facts["training_seconds"]
+        state, facts = compiled(begin, seeds)(seeds), dict.fromkeys(FACTS, 0)
+    updates, evaluations = facts["updates"], facts["evaluations"]
+    clock = Clock(training_seconds=facts["training_seconds"])
+
+    def wall_seconds() -> float:
+        return facts["wall_seconds"] + time.monotonic() - began
+
+    def save() -> None:
+        logger.phase("saving")
+        now = (updates, evaluations, clock.training_seconds, wall_seconds())
+        checkpoint.save(directory, updates + evaluations, state, dict(zip(FACTS, now, strict=True)))
 
     logger = Logger(
         directory,
@@ -176,71 +184,65 @@ def train(
         seeds=run.seeds,
         total_steps=boundaries[-1] * steps_per_update,
         resume_steps=updates * steps_per_update,
+        evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
         quiet=quiet,
     )
-    clock = Clock(training_seconds=resumed_seconds)
-
-    def save() -> None:
-        logger.phase("saving")
-        now = {"wall_seconds": facts["wall_seconds"] + time.monotonic() - began}
-        now |= {"updates": updates, "training_seconds": clock.training_seconds}
-        checkpoint.save(directory, updates, state, now)
-
     with interruption() as interrupted, logger:
         logger.phase("compiling")
-        unit = compiled(jax.vmap(program.unit, in_axes=(0, None)), state.run, jnp.int32(1), donate=True)
-        assess = compiled(jax.vmap(program.assess), state, donate=True)
-        halted = np.full(len(run.seeds), -1)
-        metrics: dict[str, np.ndarray] = {}
-        for boundary in boundaries:
-            if boundary <= updates:
-                continue
+        if evaluations < len(boundaries):
+            unit = compiled(jax.vmap(program.unit, in_axes=(0, None)), state.run, jnp.int32(1), donate=True)
+            assess = compiled(jax.vmap(program.assess), state, donate=True)
+        for boundary in boundaries[evaluations:]:
             while updates < boundary:
                 logger.phase("training")
                 num = min(clock.updates_per_unit(), boundary - updates)
                 with clock.training(num):
-                    new = unit(state.run, jnp.int32(num))
-                    halted = _say_halted(logger, run, new, halted)
-                state, updates = replace(state, run=new), updates + num
-                logger.progress(updates * steps_per_update, clock.training_seconds - resumed_seconds)
+                    halted = state.run.halted.copy()
+                    state = replace(state, run=jax.block_until_ready(unit(state.run, jnp.int32(num))))
+                updates += num
+                _announce_halted(logger, run, halted, state.run)
+                logger.progress(
+                    updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
+                )
                 if interrupted.signal:
                     save()
                     return Result(directory, {}, interrupted.signal)
-                if (halted >= 0).all():
-                    raise SableError(f"every seed of {directory} has halted; its last checkpoint is from before that")
             logger.phase("evaluating")
             state, metrics = assess(state)
-            metrics = jax.device_get(metrics)
-            logger.evaluation(updates * steps_per_update, metrics)
+            evaluations += 1
+            logger.evaluation(updates * steps_per_update, jax.device_get(metrics))
             save()
         logger.phase("measuring the best parameters")
         absolute = jax.device_get(compiled(jax.vmap(program.absolute), state)(state))
 
-    if not metrics:  # resumed after its last evaluation
-        rows = read_rows(directory / "metrics.jsonl")[-len(run.seeds) :]
-        metrics = {"evaluation/return": np.array([row["evaluation/return"] for row in rows])}
-    env_steps = updates * steps_per_update
-    trained = len(run.seeds) * env_steps
-    summary = {
-        "task": run.task,
-        "system": run.system,
-        "seeds": list(run.seeds),
-        "env_steps": env_steps,
-        "wall_seconds": facts["wall_seconds"] + time.monotonic() - began,
-        "training_seconds": clock.training_seconds,
-        "compile_seconds": compiled.seconds,
-        "steps_per_second": trained / clock.training_seconds,
-        "final_return": np.asarray(metrics["evaluation/return"]).tolist(),
-        "absolute_return": absolute["return"].mean(axis=1).tolist(),
-        "halted_seeds": [seed for seed, index in zip(run.seeds, halted, strict=True) if index >= 0],
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
-    summary |= {f"absolute_{k}": v.mean(axis=1).tolist() for k, v in absolute.items() if k != "return"}
-    return Result(directory, summary)
+    return Result(
+        directory,
+        {
+            "task": run.task,
+            "system": run.system,
+            "seeds": list(run.seeds),
+            "env_steps": updates * steps_per_update,
+            "wall_seconds": wall_seconds(),
+            "training_seconds": clock.training_seconds,
+            "compile_seconds": compiled.seconds,
+            "steps_per_second": len(run.seeds) * updates * steps_per_update / clock.training_seconds,
+            "final_return": [row[RETURN] for row in read_rows(directory / METRICS)[-len(run.seeds) :]],
+            **{f"absolute_{name}": values.mean(axis=1).tolist() for name, values in absolute.items()},
+            "halted_seeds": [seed for seed, why in zip(run.seeds, state.run.halted, strict=True) if why >= 0],
+            "peak_memory_bytes": peak_memory_bytes(),
+        },
+    )
 
 
 def evaluate(
-    env: Env, system: System, run: RunConfig, config: PPOConfig, directory: Path, *, episodes: int, seed: int | None = None
+    env: Env,
+    system: System,
+    run: RunConfig,
+    config: PPOConfig,
+    directory: Path,
+    *,
+    episodes: int,
+    seed: int | None = None,
 ) -> dict[str, tp.Any]:
     """How the best parameters of the run in `directory` play fresh episodes, per training seed.
 
@@ -250,8 +252,12 @@ def evaluate(
     shapes = jax.eval_shape(begin, jnp.array(run.seeds, jnp.uint32))
     params = checkpoint.restore(directory, shapes).state.best.params
     keys = jax.random.split(jax.random.key(2**31 - 1 if seed is None else seed), len(run.seeds))
-    measure = Compiler(run)(jax.vmap(lambda params, key: play(env, system, params, key, episodes)), params, keys)
-    stats = {name: np.asarray(values, float) for name, values in jax.device_get(measure(params, keys)).items()}
+    measure = Compiler(run)(
+        jax.vmap(lambda params, key: play(env, system, params, key, episodes)), params, keys
+    )
+    stats = {
+        name: np.asarray(values, float) for name, values in jax.device_get(measure(params, keys)).items()
+    }
     means = stats["return"].mean(axis=1)
     half_widths = 1.96 * stats["return"].std(axis=1) / max(episodes - 1, 1) ** 0.5
     return {
@@ -260,7 +266,9 @@ def evaluate(
         "episodes": episodes,
         "seeds": list(run.seeds),
         **{name: values.mean(axis=1).tolist() for name, values in stats.items()},
-        "return_interval_95": [[m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)],
+        "return_interval_95": [
+            [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
+        ],
     }
 
 
@@ -363,11 +371,16 @@ def _averages(tally: Metrics) -> Metrics:
     } | {"rollout/episodes": tally["rollout/episodes"]}
 
 
-def _say_halted(logger: Logger, run: RunConfig, state: RunState, before: np.ndarray) -> np.ndarray:
-    """Which seeds have halted by now; the new ones are announced."""
+def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunState) -> None:
+    """Says which seeds have halted since `before`, and why; fails once none is left."""
     halted, updates = jax.device_get((state.halted, state.num_updates))
-    for seed, index, update, old in zip(run.seeds, halted, updates, before, strict=True):
-        if index >= 0 > old:
-            name = sorted(state.tally)[index]
-            logger.note(f"seed {seed} halted: {name} stopped being finite in update {update + 1}; the others go on")
-    return halted
+    for seed, old, why, update in zip(run.seeds, before, halted, updates, strict=True):
+        if why >= 0 > old:
+            name = sorted(state.tally)[why]
+            logger.note(
+                f"seed {seed} halted: {name} stopped being finite in update {update + 1}; it stays as it was before"
+            )
+    if (halted >= 0).all():
+        raise SableError(
+            f"{run.task}: every seed has halted; try a lower learning rate, or look at the environment's numbers"
+        )

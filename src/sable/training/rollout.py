@@ -46,11 +46,11 @@ def collect(
             extras=decision.extras,
             final=system.final(learner, timestep.final, decision.memory),
         )
-        ended = jax.tree.map(lambda x: (x * timestep.first).sum(), timestep.stats | {"episodes": timestep.first})
+        ended = jax.tree.map(
+            lambda x: (x * timestep.first).sum(), timestep.stats | {"episodes": timestep.first}
+        )
         return Situation(env_state=env_state, timestep=timestep, memory=decision.memory), (transition, ended)
 
     end, (steps, ended) = jax.lax.scan(step, situation, jax.random.split(steps_key, length))
-    rollout = Rollout(
-        steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory
-    )
+    rollout = Rollout(steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory)
     return end, rollout, jax.tree.map(lambda x: x.sum(0).astype("float32"), ended)

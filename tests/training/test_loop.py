@@ -1,0 +1,237 @@
+"""The host loop: exact resumption, honest evaluation, guarded updates."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sable
+from sable import systems
+from sable.config import RunConfig, SableConfig
+from sable.envs.probes import PROBES
+from sable.errors import SableError
+from sable.ops import tree
+from sable.training import checkpoint, loop
+from sable.training.evaluate import play
+from sable.training.logging import Logger, read_rows
+
+RUN = RunConfig(
+    task="probe/recall",
+    seeds=(3, 5),
+    total_steps=8 * 16,
+    num_evaluations=4,
+    evaluation_episodes=4,
+    absolute_episodes=8,
+)
+CONFIG = SableConfig(
+    num_envs=4,
+    rollout_length=4,
+    num_epochs=1,
+    num_minibatches=2,
+    embed_dim=8,
+    num_heads=2,
+    learning_rate=1e-3,
+)
+ENV = PROBES["recall"]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return ENV, systems.make("sable", ENV.spec, CONFIG), RUN, CONFIG
+
+
+@pytest.fixture(scope="module")
+def whole(parts, tmp_path_factory):
+    """A run trained from end to end."""
+    directory = tmp_path_factory.mktemp("whole")
+    return loop.train(*parts, directory, quiet=True)
+
+
+@pytest.fixture
+def one_update_per_unit(monkeypatch):
+    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
+
+
+def saved(directory: Path, parts):
+    begin = loop._one_by_one(loop.make_program(*parts).start)
+    return checkpoint.restore(directory, jax.eval_shape(begin, jnp.array(RUN.seeds, jnp.uint32))).state
+
+
+def assert_same_bits(a, b):
+    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(
+            checkpoint._raw(x), checkpoint._raw(y), err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def timeless(directory: Path):
+    return [
+        {k: v for k, v in row.items() if k != "wall_seconds"}
+        for row in read_rows(directory / "metrics.jsonl")
+    ]
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
+def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(
+    whole, parts, tmp_path, monkeypatch, one_update_per_unit, stop_after
+):
+    """Stops inside an interval between two evaluations (1, 3, 7) and right at its end (4)."""
+
+    class Interrupting(Logger):
+        def progress(self, steps, seconds_training):
+            super().progress(steps, seconds_training)
+            if steps == stop_after * 16:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "Logger", Interrupting)
+    stopped = loop.train(*parts, tmp_path, quiet=True)
+    assert stopped.interrupted == signal.SIGTERM
+    assert int(saved(tmp_path, parts).run.num_updates[0]) == stop_after
+    monkeypatch.undo()
+
+    resumed = loop.train(*parts, tmp_path, resume=True, quiet=True)
+    assert_same_bits(saved(tmp_path, parts), saved(whole.directory, parts))
+    assert timeless(tmp_path) == timeless(whole.directory)
+    assert resumed.summary["absolute_return"] == whole.summary["absolute_return"]
+    assert resumed.summary["final_return"] == whole.summary["final_return"]
+
+
+def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, one_update_per_unit):
+    """Also when the work is cut into other units."""
+    again = loop.train(*parts, tmp_path, quiet=True)
+    assert_same_bits(saved(tmp_path, parts), saved(whole.directory, parts))
+    assert timeless(tmp_path) == timeless(again.directory) == timeless(whole.directory)
+
+
+def test_the_summary_tells_what_the_issue_promises(whole):
+    summary = whole.summary
+    assert summary["task"] == "probe/recall" and summary["system"] == "sable" and summary["seeds"] == [3, 5]
+    assert summary["env_steps"] == 8 * 16
+    assert len(summary["final_return"]) == len(summary["absolute_return"]) == 2
+    assert summary["steps_per_second"] == pytest.approx(2 * 8 * 16 / summary["training_seconds"])
+    assert summary["wall_seconds"] > summary["training_seconds"] > 0
+    assert summary["peak_memory_bytes"] > 1e7
+    json.dumps(summary)
+
+
+def test_every_seed_and_evaluation_has_a_row(whole):
+    rows = read_rows(whole.directory / "metrics.jsonl")
+    assert [(row["env_steps"], row["seed"]) for row in rows] == [
+        (steps, seed) for steps in (32, 64, 96, 128) for seed in RUN.seeds
+    ]
+    assert {"evaluation/return", "evaluation/length", "loss/actor", "rollout/return"} <= rows[0].keys()
+
+
+@pytest.fixture(scope="module")
+def program(parts):
+    program = loop.make_program(*parts)
+    state = jax.jit(loop._one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32))
+    return program, state
+
+
+def test_evaluation_measures_the_parameters_just_trained(program, parts):
+    functions, state = program
+    trained = jax.jit(jax.vmap(functions.unit, (0, None)))(state.run, jnp.int32(3))
+    _, metrics = jax.jit(jax.vmap(functions.assess))(replace(state, run=trained))
+    env, system, *_ = parts
+
+    def measure(run):
+        return play(env, system, run.learner.params, jax.random.fold_in(run.key, 1), RUN.evaluation_episodes)
+
+    expected = jax.jit(jax.vmap(measure))(trained)["return"].mean(axis=1)
+    np.testing.assert_allclose(metrics["evaluation/return"], expected)
+
+
+def test_the_best_parameters_are_kept_the_later_of_equals_and_never_for_a_nan(program):
+    functions, state = program
+    assess = jax.jit(jax.vmap(functions.assess))
+    low, high = (replace(state.best, score=jnp.full(2, score)) for score in (-1e9, 1e9))
+    after, metrics = assess(replace(state, best=low))
+    np.testing.assert_array_equal(after.best.score, metrics["evaluation/return"])
+    assert_same_bits(assess(replace(state, best=high))[0].best, high)
+    marked = jax.tree.map(lambda x: x + 1, state.best.params)
+    tied = replace(state.best, params=marked, score=metrics["evaluation/return"])
+    assert_same_bits(assess(replace(state, best=tied))[0].best.params, state.run.learner.params)
+
+
+# Rewards turn NaN in one start of many, so that the seeds halt at different times.
+TREACHEROUS = replace(
+    PROBES["recall"],
+    draw=lambda key: jax.random.randint(key, (2,), 0, 60),
+    view=lambda cue, time: jnp.ones((2, 4)),
+    pay=lambda cue, time, actions: jnp.where((cue == 0).any(), jnp.nan, 1.0) * jnp.ones(2),
+)
+
+
+def test_something_not_finite_halts_its_seed_alone_and_never_reaches_the_parameters(parts):
+    program = loop.make_program(TREACHEROUS, *parts[1:])
+    run = jax.jit(loop._one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run
+    unit = jax.jit(jax.vmap(program.unit, (0, None)), donate_argnums=0)
+    frozen = {}
+    for _ in range(40):
+        run = unit(run, jnp.int32(1))
+        assert tree.all_finite((run.learner, run.situation.memory, run.tally))
+        for seed in np.flatnonzero(run.halted >= 0):
+            mine = jax.tree.map(lambda x, seed=seed: x[seed].copy(), run)
+            assert_same_bits(mine, frozen.setdefault(int(seed), mine))
+    assert len(frozen) == 2
+    assert len(set(run.num_updates.tolist())) == 2, "the seeds halted together, which shows less"
+
+
+def test_a_run_whose_seeds_have_all_halted_says_so_and_leaves_only_good_checkpoints(parts, tmp_path, capsys):
+    _, system, run, config = parts
+    run = replace(run, total_steps=40 * 16, num_evaluations=20)
+    with pytest.raises(SableError, match="every seed has halted"):
+        loop.train(TREACHEROUS, system, run, config, tmp_path)
+    said = capsys.readouterr().out
+    assert "seed 3 halted" in said and "seed 5 halted" in said
+    assert tree.all_finite(saved(tmp_path, parts).run)
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "num_evaluations", "expected_updates", "expected_evaluations"),
+    [(20_000_000, 122, 1220, 122), (16_384, 122, 1, 1), (1, 5, 1, 1), (5 * 16_384 + 7, 3, 5, 3)],
+)
+def test_budgets_round_down_and_evaluations_are_even(
+    total_steps, num_evaluations, expected_updates, expected_evaluations
+):
+    run = RunConfig(total_steps=total_steps, num_evaluations=num_evaluations)
+    boundaries = loop.schedule(run, 128 * 128)
+    assert boundaries[-1] == expected_updates and len(boundaries) == expected_evaluations
+    gaps = np.diff([0, *boundaries])
+    assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
+
+
+FIELDS = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__} | {
+    name: getattr(RUN, name)
+    for name in ("total_steps", "num_evaluations", "evaluation_episodes", "absolute_episodes", "seeds")
+}
+
+
+def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
+    result = sable.train("probe/recall", out=tmp_path, name="r", quiet=True, **FIELDS)
+    assert result.directory == tmp_path / "probe" / "recall" / "sable" / "r"
+    assert {path.name for path in result.directory.iterdir()} == {
+        "config.json", "meta.json", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png", "summary.json"
+    }  # fmt: skip
+    assert result.summary["absolute_return"] == whole.summary["absolute_return"]
+    played = sable.evaluate(result.directory, episodes=8)
+    assert len(played["return"]) == 2 and 0 <= min(played["return"]) <= max(played["return"]) <= 1
+    assert played == sable.evaluate(result.directory, episodes=8)
+    again = sable.train(resume=result.directory, quiet=True)
+    assert again.summary["env_steps"] == 128
+    assert again.summary["final_return"] == whole.summary["final_return"]
+
+
+def test_an_environment_of_ones_own_trains(tmp_path):
+    result = sable.train(ENV, out=tmp_path, quiet=True, **FIELDS)
+    assert result.directory.parts[-4:-2] == ("custom", "Probe")
+    assert len(sable.evaluate(result.directory, episodes=8, env=ENV)["return"]) == 2
+    with pytest.raises(SableError, match="environment of yours"):
+        sable.evaluate(result.directory)
