@@ -1,9 +1,12 @@
-"""Where the time of one update goes: environment, acting, learning; with compile time and XLA's own count of temporary memory.
+"""Where the time of one update goes: environment, acting, learning; with compile time and XLA's own count of
+temporary memory.
 
     python benchmarks/update.py rware/tiny-4ag null/32ag
 
-One JSON line per task, then a table. Seconds are medians over `--repeats` updates after one warm-up; CPU-seconds are those of all threads, so
-that they compare between machines with different numbers of cores. The reference's figures quoted in docs/results.md were taken at the
+One JSON line per task, then a table. Seconds are medians over `--repeats` updates after one warm-up;
+CPU-seconds are those of all threads, so
+that they compare between machines with different numbers of cores. The reference's figures quoted in
+docs/results.md were taken at the
 default sizes here.
 """
 
@@ -11,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+import typing as tp
 from functools import partial
 
 import jax
@@ -23,7 +27,7 @@ from sable.training.loop import make_program
 from sable.training.rollout import Situation, collect
 
 
-def measure(function, *args, repeats: int) -> tuple[dict, object]:
+def measure(function, *args, repeats: int) -> tuple[dict, tp.Any]:
     """Seconds of a jitted function, compile time apart, and its output."""
     began = time.perf_counter()
     compiled = jax.jit(function).lower(*args).compile()
@@ -115,9 +119,8 @@ def main() -> None:
     for task in tasks:
         rows.append(benchmark(task, SableConfig(**arguments), num_seeds, repeats))
         print(json.dumps(rows[-1]), flush=True)
-    print(
-        f"\n{'task':<18}{'environment':>12}{'acting':>9}{'learning':>10}{'update, CPU-s':>15}{'compile, s':>12}{'steps/s':>10}"
-    )
+    print(f"\n{'task':<18}{'environment':>12}{'acting':>9}{'learning':>10}", end="")
+    print(f"{'update, CPU-s':>15}{'compile, s':>12}{'steps/s':>10}")
     for row in rows:
         total = row["collect_cpu_seconds"] + row["learn_cpu_seconds"]
         shares = (

@@ -7,10 +7,10 @@ import argparse
 import ast
 import dataclasses
 import inspect
-import itertools
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 import typing as tp
@@ -84,7 +84,8 @@ def _train(argv: Argv) -> int:
         )
     result = sable.train(given.pop("task", None), **given)
     if result.interrupted is not None:
-        print(f"sable: interrupted; go on with: sable train --resume {result.directory}", file=sys.stderr)
+        resume = shlex.join(["sable", "train", "--resume", str(result.directory)])
+        print(f"sable: interrupted; go on with: {resume}", file=sys.stderr)
         return 128 + result.interrupted
     if not given.get("quiet"):
         print(f"{_results(result.summary)}\n{result.directory}")
@@ -98,7 +99,7 @@ def _evaluate(argv: Argv) -> int:
         "--episodes", type=_reader(int), metavar="INT", help="episodes per seed (default: 320)"
     )
     parser.add_argument(
-        "--seed", type=_reader(int), metavar="INT", help="seed of the episodes (default: fresh for the run)"
+        "--seed", type=_reader(int), metavar="INT", help="seed of the episodes (default: a fixed one)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     given = _parse(parser, argv)
@@ -320,9 +321,9 @@ def _as_table(tasks: "list[Task]") -> str:
     """One block of lines per suite, columns aligned over all of them."""
     width = max(len(task.id) for task in tasks)
     lines = [_row(width, "task", "agents", "view", "actions", "time limit")]
-    for _, suite in itertools.groupby(tasks, key=lambda task: task.suite):
+    for suite in dict.fromkeys(task.suite for task in tasks):
         lines.append("")
-        for task in suite:
+        for task in (task for task in tasks if task.suite == suite):
             actions = task.num_actions or f"{task.action_size}-dim"
             lines.append(_row(width, task.id, task.num_agents, task.view_size, actions, task.time_limit))
     return "\n".join(lines)

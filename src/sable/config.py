@@ -105,8 +105,8 @@ SystemConfig: tp.TypeAlias = SableConfig
 SYSTEM_CONFIGS: dict[str, type[SystemConfig]] = {"sable": SableConfig}
 
 QUICK: dict[str, tp.Any] = {
-    "total_steps": 400_000,
-    "num_evaluations": 20,
+    "total_steps": 1_000_000,
+    "num_evaluations": 25,
     "num_envs": 32,
 }
 """What `sable train` without a TASK sets on top of the recipe: a budget fit for a laptop's CPU."""

@@ -1,7 +1,8 @@
 """The nouns of the library: what flows between environments, systems and training.
 
 Axes, in this order wherever they are present; leading ones may be absent, none is ever reordered:
-S seeds · T time · B environments · N agents · F view features · A actions · E width · H heads · d = E/H · C chunk
+S seeds · T time · B environments · N agents · F view features · A actions · E width · H heads · d = E/H · C
+chunk
 """
 
 import dataclasses
@@ -60,8 +61,10 @@ class Observation:
 class TimeStep:
     """What an environment returns.
 
-    `first` marks a boundary between episodes. Behind auto-reset, `observation` then opens the new episode and `final` is the
-    true last observation of the old one; everywhere else both are the same. A bare environment, which does not reset itself,
+    `first` marks a boundary between episodes. Behind auto-reset, `observation` then opens the new episode
+    and `final` is the
+    true last observation of the old one; everywhere else both are the same. A bare environment, which does
+    not reset itself,
     marks its last step the same way and leaves `observation` at the true last.
     """
 

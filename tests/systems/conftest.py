@@ -47,6 +47,8 @@ class Played:
 def play(name: str) -> Played:
     config = MODES[name]
     env = PROBES["recall"]
+    if name == "time_limits":
+        env = replace(env, times_out=True)
     if name.startswith("continuous"):
         env = replace(PROBES["continuous"], spec=replace(PROBES["continuous"].spec, time_limit=4))
     policy = sable.make_policy(env.spec, config)

@@ -1,4 +1,5 @@
-"""Contracts 2 to 4, for every mode: acting and evaluating agree, the ratio is one at learning rate zero, nothing is dead."""
+"""Contracts 2 to 4, for every mode: acting and evaluating agree, the ratio is one at learning rate zero,
+nothing is dead."""
 
 from dataclasses import replace
 

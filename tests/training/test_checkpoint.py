@@ -11,7 +11,8 @@ from sable.training import checkpoint
 
 @pytest.fixture
 def state():
-    """A bit of everything a run state holds: floats, integers, flags, typed and raw keys, nested structures."""
+    """A bit of everything a run state holds: floats, integers, flags, typed and raw keys, nested
+    structures."""
     return {
         "params": {"kernel": jnp.linspace(0, 1, 300).reshape(10, 30), "half": jnp.ones(3, jnp.bfloat16)},
         "keys": jax.random.split(jax.random.key(3), 2),

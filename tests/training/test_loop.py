@@ -142,7 +142,7 @@ def test_evaluation_measures_the_parameters_just_trained(program, parts):
     env, system, *_ = parts
 
     def measure(run):
-        return play(env, system, run.learner.params, jax.random.fold_in(run.key, 1), RUN.evaluation_episodes)
+        return play(env, system, run.learner.params, loop.evaluation_key(run), RUN.evaluation_episodes)
 
     expected = jax.jit(jax.vmap(measure))(trained)["return"].mean(axis=1)
     np.testing.assert_allclose(metrics["evaluation/return"], expected)

@@ -34,6 +34,8 @@ class Probe:
     """Return of playing legal actions uniformly."""
     pay: tp.Callable[[tp.Any, Array, Array], Array]
     """(secret, time, actions so far) -> each agent's reward for the step just taken at `time`."""
+    times_out: bool = False
+    """Whether the end is a time limit rather than a true end."""
     draw: tp.Callable[[Array], tp.Any] = lambda key: ()
     """key -> the secret of an episode."""
     view: tp.Callable[[tp.Any, Array], Array] | None = None
@@ -52,8 +54,9 @@ class Probe:
         actions = state.actions.at[state.time].set(action)
         reward = self.pay(state.secret, state.time, actions)
         state = ProbeState(time=state.time + 1, secret=state.secret, actions=actions)
-        ended = state.time >= self.spec.time_limit
-        return state, following(self._observe(state), reward, ended=ended, timed_out=False, stats={})
+        over = state.time >= self.spec.time_limit
+        ended, timed_out = over & (not self.times_out), over & self.times_out
+        return state, following(self._observe(state), reward, ended=ended, timed_out=timed_out, stats={})
 
     def rekey(self, state: ProbeState, key: Array) -> ProbeState:
         return state

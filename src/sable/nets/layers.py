@@ -1,6 +1,9 @@
 """Layers shared by the sequence networks."""
 
+import typing as tp
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax.linen.initializers import orthogonal
 from jaxtyping import Array, Float, Int
@@ -16,18 +19,25 @@ def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str |
 class SwiGLU(nn.Module):
     """(swish(x W_g) * x W_1) W_2 at constant width.
 
-    Nothing starts at zero: with all three matrices at zero every gradient is zero too, and the layer never learns.
+    Nothing starts at zero: with all three matrices at zero every gradient is zero too, and the layer never
+    learns.
     """
 
     width: int
 
     def setup(self):
-        self.gate_and_input = dense(2 * self.width, bias=False)
+        self.gate_and_input = nn.Dense(2 * self.width, use_bias=False, kernel_init=_orthogonal_pair)
         self.output = dense(self.width, bias=False)
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
         gate, x = jnp.split(self.gate_and_input(x), 2, axis=-1)
         return self.output(nn.swish(gate) * x)
+
+
+def _orthogonal_pair(key: Array, shape: tuple[int, ...], dtype: tp.Any = jnp.float32) -> Array:
+    """Two orthogonal matrices side by side, each with the gain it would have alone."""
+    half = (shape[0], shape[1] // 2)
+    return jnp.concatenate([orthogonal(2**0.5)(k, half, dtype) for k in jax.random.split(key)], axis=1)
 
 
 class Head(nn.Module):

@@ -12,7 +12,8 @@ from sable.ops import retention
 class MultiScaleRetention(nn.Module):
     """Retention of `query` over `key`, whose stream also gives the values and the gate (SPEC section 1).
 
-    Three ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent while decoding. `memory` is () in
+    Three ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent
+    while decoding. `memory` is () in
     the first two where nothing is to be remembered.
     """
 

@@ -103,9 +103,11 @@ class DecoderBlock(nn.Module):
 
 
 class Sable(nn.Module):
-    """Encoder and decoder over a team's tokens. Agents come in whatever order the caller chose; `ids` says which they are.
+    """Encoder and decoder over a team's tokens. Agents come in whatever order the caller chose; `ids` says
+    which they are.
 
-    `evaluate` scores actions already taken, over whole sequences; `encode`, `open` and `decode` act, one timestep at a time.
+    `evaluate` scores actions already taken, over whole sequences; `encode`, `open` and `decode` act, one
+    timestep at a time.
     """
 
     config: SableConfig
@@ -140,12 +142,12 @@ class Sable(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Each agent's distribution given the actions of those before it, and each agent's value."""
-        clock, memory = self._clock(time), memory or ((),) * self.config.num_blocks
+        clock, pasts = self._clock(time), self._pasts(memory)
         x = self._embed_view(view, ids)
-        for block, past in zip(self.encoder, memory, strict=True):
+        for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
         encoded, x = x, self._embed_action(self._previous(action))
-        for block, past in zip(self.decoder, memory, strict=True):
+        for block, past in zip(self.decoder, pasts, strict=True):
             x = block.sequence(
                 x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first
             )
@@ -154,9 +156,10 @@ class Sable(nn.Module):
     def encode(
         self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: Memory
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
-        """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in its encoder part)."""
+        """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in
+        its encoder part)."""
         clock, x, new = self._clock(time), self._embed_view(view, ids), []
-        for block, past in zip(self.encoder, memory or ((),) * self.config.num_blocks, strict=True):
+        for block, past in zip(self.encoder, self._pasts(memory), strict=True):
             x, encoder = block.timestep(x, clock, past and past.encoder)
             new.append(encoder)
         memory = tuple(replace(past, encoder=encoder) for past, encoder in zip(memory, new, strict=False))
@@ -177,7 +180,7 @@ class Sable(nn.Module):
         memory: Memory,
     ) -> tuple[Distribution, Memory]:
         """The next agent's distribution, and the memory that now holds it."""
-        clock = self._clock(time)[:, 0] if self.config.memory else 0.0
+        clock = self._clock(time)[:, 0]
         x, new = self._embed_action(previous), []
         for block, past in zip(self.decoder, memory, strict=True):
             x, past = block.token(x, encoded, clock, past)
@@ -186,7 +189,13 @@ class Sable(nn.Module):
 
     def _clock(self, time):
         """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
-        return time_encoding(time, self.config.embed_dim)[..., None, :] if self.config.memory else 0.0
+        if not self.config.memory:
+            return jnp.zeros((*time.shape, 1, 1))
+        return time_encoding(time, self.config.embed_dim)[..., None, :]
+
+    def _pasts(self, memory: Memory) -> tuple:
+        """What each block remembers, () each where nothing is."""
+        return memory or ((),) * self.config.num_blocks
 
     def _embed_view(self, view, ids):
         x = self.view_embedding(self.view_norm(view))

@@ -4,10 +4,13 @@ Per head with decay kappa, timesteps in order, agents inside (SPEC section 1):
 
     P[t] = 0 if first[t] else kappa M[t-1]          what the past says
     M[t] = P[t] + sum_i k[t,i]^T v[t,i]             stored undecayed; M[-1] comes in, M[T-1] goes out
-    full:    out[t,i] = q[t,i] M[t]                                      every agent of a timestep sees all of them
-    causal:  out[t,i] = q[t,i] (P[t] + sum_{j<=i} k[t,j]^T v[t,j])       an agent sees itself and those before it
+    full:    out[t,i] = q[t,i] M[t]                                      every agent of a timestep sees all
+    of them
+    causal:  out[t,i] = q[t,i] (P[t] + sum_{j<=i} k[t,j]^T v[t,j])       an agent sees itself and those
+    before it
 
-`recurrent` is the truth. `parallel` materialises every pair of tokens, for tests and teaching. `chunkwise` is what training uses:
+`recurrent` is the truth. `parallel` materialises every pair of tokens, for tests and teaching. `chunkwise`
+is what training uses:
 its memory grows linearly with timesteps and with agents, and its chunk sizes change nothing but speed.
 """
 
@@ -88,7 +91,8 @@ def decay(first: First, kappa: Decay) -> Float[Array, "B H T T"]:
 
 
 def carry(first: First, kappa: Decay) -> Float[Array, "B H T"]:
-    """xi[t] = kappa^(t+1) until the first episode opens, then 0: how much of the incoming memory timestep t sees."""
+    """xi[t] = kappa^(t+1) until the first episode opens, then 0: how much of the incoming memory timestep t
+    sees."""
     untouched = jnp.cumsum(first.T, axis=-1) == 0
     power = kappa[:, None] ** jnp.arange(1, first.shape[0] + 1)[None]
     return jnp.where(untouched[:, None], power[None], 0.0)
@@ -123,7 +127,8 @@ def chunkwise(
 ) -> tuple[Tokens, Memory]:
     """(out, M[T-1]) with every pair of tokens inside a chunk and the memory carried between chunks.
 
-    A chunk is `chunk` timesteps of all agents; with `block` below the number of agents each timestep is instead cut into blocks
+    A chunk is `chunk` timesteps of all agents; with `block` below the number of agents each timestep is
+    instead cut into blocks
     of agents. Left out, both are chosen from the shapes for speed. Sizes need not divide.
     """
     num_steps, _, num_agents, _, width = q.shape
@@ -173,14 +178,16 @@ def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None =
 
 
 def _fit(num_agents: int, width: int) -> tuple[int, int]:
-    """(chunk, block) of about half as many tokens as a memory has rows: measured fastest for 4 and 32 agents of width 64."""
+    """(chunk, block) of about half as many tokens as a memory has rows, 32 at least: measured fastest for 4 and 32 agents
+    of width 64."""
     tokens = min(max(width // 2, 32), 128)
     num_blocks = -(-num_agents // tokens)
     return max(tokens // num_agents, 1), -(-num_agents // num_blocks)
 
 
 def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
-    """`chunkwise` over whole chunks of timesteps: each chunk by itself, then what the memories before it say."""
+    """`chunkwise` over whole chunks of timesteps: each chunk by itself, then what the memories before it
+    say."""
     num_steps, num_envs, num_agents, num_heads, width = q.shape
     first = first.reshape(-1, chunk, num_envs)
 
@@ -202,7 +209,8 @@ def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
 
 
 def _blocks(q, k, v, memory, kappa, first, *, causal, block):
-    """`chunkwise` one timestep at a time, its agents cut into blocks: what the timestep adds, and what the past says."""
+    """`chunkwise` one timestep at a time, its agents cut into blocks: what the timestep adds, and what the
+    past says."""
     before, last = _thread(memory, first, kappa, jnp.einsum("tbnhi,tbnhj->tbhij", k, v))
     recalled = jnp.einsum("tbnhi,tbhij->tbnhj", q, past(before, kappa, first))
     return within(q, k, v, causal=causal, block=block) + recalled, last

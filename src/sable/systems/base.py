@@ -1,9 +1,12 @@
 """What a system is: the functions training calls, and the three conventions everyone relies on.
 
-- `first[t]` is true iff `observation[t]` opens an episode. Memory is reset *before* acting on such an observation, by `ops.tree.reset` in
-  `collect` and `evaluate`, and by the flags themselves in every sequence form of a network.
-- `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts the return.
-- A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, before any such reset.
+- `first[t]` is true iff `observation[t]` opens an episode. Memory is reset *before* acting on such an
+  observation, by `ops.tree.reset` in `collect`, and by the flags themselves in every sequence form of a
+  network; evaluation plays one episode from memories that are zero already.
+- `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts
+  the return.
+- A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, before any
+  such reset.
 """
 
 import typing as tp
@@ -18,7 +21,8 @@ class Learner(tp.Protocol):
 
     params: PyTree
     hyper: PyTree
-    """The numbers that need no recompilation, as array leaves, so that a batch of them can share one program."""
+    """The numbers that need no recompilation, as array leaves, so that a batch of them can share one
+    program."""
 
 
 class System(tp.NamedTuple):
@@ -35,7 +39,8 @@ class System(tp.NamedTuple):
     exploit: tp.Callable[[PyTree, Observation, PyTree, Array], Decision]
     """(params, observation, memory, key) -> the decision while evaluating or deployed"""
     final: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
-    """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for nothing, its value for bootstrapping
+    """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for
+    nothing, its value for bootstrapping
     through time limits, the observation itself for replay"""
     learn: tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]
     """(learner, rollout, key) -> the learner after it, and scalars about it"""

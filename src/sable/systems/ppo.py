@@ -20,7 +20,7 @@ from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout
 class Acted:
     """What acting leaves behind for learning; agents in natural order."""
 
-    raw: Array  # [.., N] the action as it was sampled, before squashing and scaling
+    raw: Array  # [.., N] or [.., N, action_size], the action as it was sampled, before squashing and scaling
     log_prob: Array  # [.., N]
     value: Array  # [.., N]
 
@@ -35,7 +35,8 @@ class Evaluation:
 
 
 class Policy(tp.NamedTuple):
-    """The network side of a PPO system. `order` [N] says in which order agents are processed; some policies do not care."""
+    """The network side of a PPO system. `order` [N] says in which order agents are processed; some policies
+    do not care."""
 
     init: tp.Callable[[Array], PyTree]
     initial_memory: tp.Callable[[int], PyTree]
@@ -48,7 +49,8 @@ class Policy(tp.NamedTuple):
     sequential: bool
     """Whether time must stay in order while learning."""
     agent_order: str
-    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, or `per_epoch`, for learning only."""
+    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, or `per_epoch`, for learning
+    only."""
 
 
 @struct
@@ -174,7 +176,8 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
 
         def epoch(learner: PPOLearner, key: Array) -> tuple[PPOLearner, Metrics]:
             columns_key, order_key, loss_key = jax.random.split(key, 3)
-            # The stored rollout is indexed, never permuted and carried: trajectories and memories cannot part ways.
+            # The stored rollout is indexed, never permuted and carried: trajectories and memories cannot
+            # part ways.
             columns = jax.random.permutation(columns_key, num_columns).reshape(config.num_minibatches, -1)
             order = learner.order if per_rollout else jax.random.permutation(order_key, natural)
             orders = jnp.broadcast_to(order, (config.num_minibatches, spec.num_agents))

@@ -1,5 +1,6 @@
 """Sable: the retention network as a PPO policy."""
 
+import typing as tp
 from functools import partial
 
 import jax
@@ -53,10 +54,10 @@ def init(net: Sable, key: Array) -> PyTree:
 def act(
     net: Sable, params: PyTree, observation: Observation, memory: Memory, order: Array, key: Array
 ) -> Decision:
-    """One decision for the whole team: all agents encoded at once, then decoded one after another in `order`."""
+    """One decision for the whole team: all agents encoded at once, then decoded in `order`, one by one."""
     view, legal = observation.view[:, order], observation.legal[:, order]
     num_envs, time = view.shape[0], observation.time
-    encoded, values, memory = net.apply(params, view, time, order, memory, method=Sable.encode)
+    encoded, values, memory = _apply(net, params, Sable.encode, view, time, order, memory)
     size = net.spec.num_actions or net.spec.action_size
     noise = (Categorical if net.spec.discrete else TanhNormal).noise(
         key, (net.spec.num_agents, num_envs, size)
@@ -65,14 +66,14 @@ def act(
     def agent(carry, now):
         memory, previous = carry
         encoded, legal, noise = now
-        distribution, memory = net.apply(params, encoded, legal, time, previous, memory, method=Sable.decode)
+        distribution, memory = _apply(net, params, Sable.decode, encoded, legal, time, previous, memory)
         raw = distribution.sample_with(noise)
         told = next_token(net.spec, distribution.squash(raw))
         return (memory, told), (raw, distribution.scale(raw), distribution.log_prob(raw))
 
     start = start_token(net.spec)
     start = jnp.broadcast_to(start, (num_envs, *start.shape))
-    opened = net.apply(params, memory, num_envs, method=Sable.open)
+    opened = _apply(net, params, Sable.open, memory, num_envs)
     in_turn = jax.tree.map(lambda x: x.swapaxes(0, 1), (encoded, legal))
     (decoded, _), acted = jax.lax.scan(agent, (opened, start), (*in_turn, noise))
 
@@ -83,9 +84,8 @@ def act(
 
 def value(net: Sable, params: PyTree, observation: Observation, memory: Memory, order: Array) -> Array:
     """Each agent's value [B, N] of a situation nobody has acted on."""
-    _, values, _ = net.apply(
-        params, observation.view[:, order], observation.time, order, memory, method=Sable.encode
-    )
+    view = observation.view[:, order]
+    _, values, _ = _apply(net, params, Sable.encode, view, observation.time, order, memory)
     return _natural(values, order, axis=1)
 
 
@@ -94,8 +94,10 @@ def evaluate(
 ) -> ppo.Evaluation:
     """What `params` say of actions already taken, agents processed in `order`."""
     raw = steps.extras.raw[:, :, order]
-    distribution, values = net.apply(
+    distribution, values = _apply(
+        net,
         params,
+        Sable.evaluate,
         view=steps.observation.view[:, :, order],
         legal=steps.observation.legal[:, :, order],
         time=steps.observation.time,
@@ -103,11 +105,14 @@ def evaluate(
         ids=order,
         memory=memory,
         first=steps.first,
-        method=Sable.evaluate,
     )
     found = distribution.log_prob(raw), values, distribution.entropy(key)
     log_prob, values, entropy = (_natural(x, order, axis=2) for x in found)
     return ppo.Evaluation(log_prob=log_prob, value=values, entropy=entropy)
+
+
+def _apply(net: Sable, params: PyTree, method: tp.Callable, *args: tp.Any, **named: tp.Any) -> tp.Any:
+    return net.apply(params, *args, **named, method=method)
 
 
 def _natural(x: Array, order: Array, *, axis: int) -> Array:

@@ -1,6 +1,8 @@
-"""Checkpoints of a whole run: Orbax writes the arrays, a SHA-256 manifest proves they are still what was written.
+"""Checkpoints of a whole run: Orbax writes the arrays, a SHA-256 manifest proves they are still what was
+written.
 
-Orbax alone loads flipped bits without a word, so every load checks the manifest first. A checkpoint is written beside its final
+Orbax alone loads flipped bits without a word, so every load checks the manifest first. A checkpoint is
+written beside its final
 place and renamed there, so that a folder with a step's name is always complete.
 """
 
@@ -33,7 +35,8 @@ class Checkpoint(tp.NamedTuple):
 
 
 def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) -> Path:
-    """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is kept."""
+    """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is
+    kept."""
     import orbax.checkpoint as ocp  # slow to import, and needed only here
 
     folder = directory / FOLDER
@@ -44,7 +47,8 @@ def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) ->
     partial.mkdir(parents=True)
     leaves = _named(state)
     with ocp.PyTreeCheckpointer() as writer:
-        # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
+        # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs
+        # saving.
         writer.save(
             (partial / ARRAYS).absolute(), {name: _raw(leaf) for name, leaf in leaves.items() if leaf.size}
         )
@@ -52,7 +56,7 @@ def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) ->
     kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
     manifest = {"format": FORMAT, "step": step, "facts": facts, "arrays": kinds, "sha256": digests}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in (*_files(partial), partial):
+    for path in (*partial.rglob("*"), partial):
         _sync(path)
     partial.rename(target)
     _sync(folder)
@@ -67,7 +71,8 @@ def steps(folder: Path) -> list[int]:
 
 
 def restore(directory: Path, like: PyTree) -> Checkpoint:
-    """The newest checkpoint of a run, checked against its manifest, with the structure and types of `like`."""
+    """The newest checkpoint of a run, checked against its manifest, with the structure and types of
+    `like`."""
     folder = directory / FOLDER
     committed = steps(folder)
     if not committed:
@@ -103,7 +108,7 @@ def _named(state: PyTree) -> dict[str, tp.Any]:
 
 
 def _is_key(leaf: tp.Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _raw(leaf: tp.Any) -> Array:
@@ -125,7 +130,7 @@ def _refuse_other_arrays(path: Path, saved: dict[str, str], wanted: dict[str, st
         if saved.get(name) != wanted.get(name):
             holds, wants = saved.get(name, "nothing"), wanted.get(name, "nothing")
             raise SableError(
-                f"checkpoint {path} does not fit this run's configuration: {name} holds {holds}, the run wants {wants}"
+                f"checkpoint {path} does not fit this run: {name} holds {holds}, the run wants {wants}"
             )
 
 

@@ -38,7 +38,8 @@ class Logger:
         evaluated_steps: int | None = None,
         quiet: bool = False,
     ):
-        """`resume_steps` is where a resumed run goes on; its last evaluation may lie before, at `evaluated_steps`."""
+        """`resume_steps` is where a resumed run goes on; its last evaluation may lie before, at
+        `evaluated_steps`."""
         evaluated_steps = resume_steps if evaluated_steps is None else evaluated_steps
         kept = _keep(directory / METRICS, evaluated_steps)
         self.seeds = tuple(seeds)

@@ -1,7 +1,9 @@
-"""Time passes here: the jitted unit of work, and the host loop that evaluates, logs, keeps the best and checkpoints."""
+"""Time passes here: the jitted unit of work, and the host loop that evaluates, logs, keeps the best and
+checkpoints."""
 
 import resource
 import signal
+import sys
 import time
 import typing as tp
 from contextlib import contextmanager
@@ -69,16 +71,16 @@ class Result:
 
 
 class Program(tp.NamedTuple):
-    """The functions of one run, over all seeds at once."""
+    """The functions of one run, for one seed; the host loop maps them over all."""
 
     start: tp.Callable[[Array], State]
-    """seeds [S] -> State"""
-    unit: tp.Callable[[RunState, int], RunState]
+    """seed -> State"""
+    unit: tp.Callable[[RunState, Array], RunState]
     """(run, updates) -> run"""
     assess: tp.Callable[[State], tuple[State, Metrics]]
-    """State -> (the state with its best brought up to date and its tally cleared, metrics [S])"""
+    """State -> (the state with its best brought up to date and its tally cleared, metrics)"""
     absolute: tp.Callable[[State], Metrics]
-    """State -> statistics [S, episodes] of the best parameters"""
+    """State -> statistics [episodes] of the best parameters"""
 
 
 def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) -> Program:
@@ -97,7 +99,8 @@ def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) ->
         return learner, situation, learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
 
     def update(state: RunState) -> RunState:
-        """The state after one update; a seed in which something stopped being finite stays as it was, for good."""
+        """The state after one update; a seed in which something stopped being finite stays as it was, for
+        good."""
         key, advance_key = jax.random.split(state.key)
         learner, situation, seen = advance(state.learner, state.situation, advance_key)
         broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)])
@@ -131,16 +134,17 @@ def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) ->
         return jax.lax.fori_loop(0, num_updates, lambda _, state: update(state), state)
 
     def assess(state: State) -> tuple[State, Metrics]:
-        params, key = state.run.learner.params, jax.random.fold_in(state.run.key, 1)
+        params, key = state.run.learner.params, evaluation_key(state.run)
         metrics = summarise(play(env, system, params, key, run.evaluation_episodes))
-        score = jnp.nan_to_num(metrics["evaluation/return"], nan=-jnp.inf)
+        score = metrics[RETURN]
+        score = jnp.where(jnp.isfinite(score), score, -jnp.inf)
         best = tree.select(score >= state.best.score, Best(params=params, score=score), state.best)
         metrics |= _averages(state.run.tally) | {"updates": state.run.num_updates}
         cleared = replace(state.run, tally=jax.tree.map(jnp.zeros_like, state.run.tally))
         return State(run=cleared, best=best), metrics
 
     def absolute(state: State) -> Metrics:
-        key = jax.random.fold_in(state.run.key, 2)
+        key = jax.random.fold_in(evaluation_key(state.run), 1)
         return play(env, system, state.best.params, key, run.absolute_episodes)
 
     return Program(start=start, unit=unit, assess=assess, absolute=absolute)
@@ -156,7 +160,8 @@ def train(
     resume: bool = False,
     quiet: bool = False,
 ) -> Result:
-    """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for bit."""
+    """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
+    bit."""
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
@@ -189,9 +194,8 @@ def train(
     )
     with interruption() as interrupted, logger:
         logger.phase("compiling")
-        if evaluations < len(boundaries):
-            unit = compiled(jax.vmap(program.unit, in_axes=(0, None)), state.run, jnp.int32(1), donate=True)
-            assess = compiled(jax.vmap(program.assess), state, donate=True)
+        unit = compiled(jax.vmap(program.unit, in_axes=(0, None)), state.run, jnp.int32(1), donate=True)
+        assess = compiled(jax.vmap(program.assess), state, donate=True)
         for boundary in boundaries[evaluations:]:
             while updates < boundary:
                 logger.phase("training")
@@ -250,7 +254,12 @@ def evaluate(
     """
     begin = _one_by_one(make_program(env, system, run, config).start)
     shapes = jax.eval_shape(begin, jnp.array(run.seeds, jnp.uint32))
-    params = checkpoint.restore(directory, shapes).state.best.params
+    state, facts = checkpoint.restore(directory, shapes)
+    if not facts["evaluations"]:
+        raise SableError(
+            f"{directory} was stopped before its first evaluation: it has no best parameters yet"
+        )
+    params = state.best.params
     keys = jax.random.split(jax.random.key(2**31 - 1 if seed is None else seed), len(run.seeds))
     measure = Compiler(run)(
         jax.vmap(lambda params, key: play(env, system, params, key, episodes)), params, keys
@@ -272,6 +281,11 @@ def evaluate(
     }
 
 
+def evaluation_key(state: RunState) -> Array:
+    """A key of its own for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
+    return jax.random.fold_in(state.key, 2**31)
+
+
 def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
     """The updates after which to evaluate, as even as possible; the last is the end of training."""
     num_updates = max(1, run.total_steps // steps_per_update)
@@ -285,7 +299,7 @@ class Compiler:
     def __init__(self, run: RunConfig):
         self.precision = run.precision
         deterministic = run.deterministic and jax.default_backend() == "gpu"
-        self.options = {"xla_gpu_deterministic_ops": True} if deterministic else {}
+        self.options: dict[str, str | bool] = {"xla_gpu_deterministic_ops": True} if deterministic else {}
         self.seconds = 0.0
 
     def __call__(self, function: tp.Callable, *args: PyTree, donate: bool = False) -> tp.Callable:
@@ -325,7 +339,8 @@ class Interruption:
 
 @contextmanager
 def interruption() -> tp.Iterator[Interruption]:
-    """Turns Ctrl-C and SIGTERM into a request the loop can honour between two units; a second one acts at once."""
+    """Turns Ctrl-C and SIGTERM into a request the loop can honour between two units; a second one acts at
+    once."""
     state = Interruption()
 
     def note(number: int, _frame: tp.Any) -> None:
@@ -347,11 +362,13 @@ def interruption() -> tp.Iterator[Interruption]:
 def peak_memory_bytes() -> int:
     """The most device memory ever in use; on CPU the process's peak."""
     stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _one_by_one(start: tp.Callable[[Array], State]) -> tp.Callable[[Array], State]:
-    """`start` over seeds without `vmap`: batched QR decompositions, which orthogonal weights need, can fill XLA's CPU thread
+    """`start` over seeds without `vmap`: batched QR decompositions, which orthogonal weights need, can fill
+    XLA's CPU thread
     pool and wait for each other for ever (jaxlib 0.10.2, two cores)."""
     return lambda seeds: jax.lax.map(start, seeds)
 
@@ -378,9 +395,9 @@ def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunSt
         if why >= 0 > old:
             name = sorted(state.tally)[why]
             logger.note(
-                f"seed {seed} halted: {name} stopped being finite in update {update + 1}; it stays as it was before"
+                f"seed {seed} halted: {name} was not finite in update {update + 1}; it stays as it was before"
             )
     if (halted >= 0).all():
         raise SableError(
-            f"{run.task}: every seed has halted; try a lower learning rate, or look at the environment's numbers"
+            f"{run.task}: every seed has halted; try a lower learning rate, or check the environment"
         )

@@ -1,0 +1,54 @@
+"""Imports point one way (HOUSE section 2): each layer may use those before it, never those after."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sable
+
+ROOT = Path(sable.__file__).parent
+ALLOWED = {
+    "errors": set(),
+    "types": set(),
+    "config": {"errors"},
+    "ops": {"types"},
+    "envs": {"types", "errors"},
+    "nets": {"types", "config", "ops"},
+    "systems": {"types", "config", "errors", "ops", "nets"},
+    "training": {"types", "config", "errors", "ops", "envs", "systems"},
+    "experiments": {"types", "config", "errors", "training"},
+}
+HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
+HEAVY |= {"matplotlib": {"training/logging.py"}, "tensorboardX": {"training/logging.py"}}
+HEAVY |= {"rich": {"training/logging.py", "cli.py"}, "orbax": {"training/checkpoint.py"}}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names of everything a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_from_the_layers_below_it(path):
+    place = path.relative_to(ROOT)
+    layer = place.parts[0].removesuffix(".py")
+    for name in imported(path):
+        top, *rest = name.split(".")
+        if top == "sable" and layer in ALLOWED and rest:
+            assert rest[0] in ALLOWED[layer] | {layer}, f"{place} imports {name}"
+        if top in HEAVY:
+            assert str(place) in HEAVY[top], f"{place} imports {name}"
+
+
+def test_the_training_layer_knows_no_concrete_system_or_suite():
+    concrete = {"sable.systems.sable", "sable.systems.ppo", "sable.envs.jumanji", "sable.envs.jaxmarl"}
+    for path in (ROOT / "training").glob("*.py"):
+        assert not {name for name in imported(path) if any(name.startswith(bad) for bad in concrete)}, path
