@@ -7,6 +7,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import os
 import re

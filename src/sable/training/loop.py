@@ -282,7 +282,7 @@ def evaluate(
 
 
 def evaluation_key(state: RunState) -> Array:
-    """A key of its own for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
+    """A key for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
     return jax.random.fold_in(state.key, 2**31)
 
 
