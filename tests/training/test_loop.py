@@ -53,11 +53,6 @@ def whole(parts, tmp_path_factory):
     return loop.train(*parts, directory, quiet=True)
 
 
-@pytest.fixture
-def one_update_per_unit(monkeypatch):
-    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
-
-
 def saved(directory: Path, parts):
     begin = loop._one_by_one(loop.make_program(*parts).start)
     return checkpoint.restore(directory, jax.eval_shape(begin, jnp.array(RUN.seeds, jnp.uint32))).state
@@ -77,11 +72,8 @@ def timeless(directory: Path):
     ]
 
 
-@pytest.mark.parametrize("stop_after", [3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
-def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(
-    whole, parts, tmp_path, monkeypatch, one_update_per_unit, stop_after
-):
-    """Stops inside an interval between two evaluations (1, 3, 7) and right at its end (4)."""
+def stop_and_resume(parts, directory, monkeypatch, stop_after):
+    """What a run ends with that was stopped by a signal after so many updates, and resumed."""
 
     class Interrupting(Logger):
         def progress(self, steps, seconds_training):
@@ -89,24 +81,45 @@ def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(
             if steps == stop_after * 16:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "Logger", Interrupting)
-    stopped = loop.train(*parts, tmp_path, quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Logger", Interrupting)
+        patch.setattr(loop, "UNIT_SECONDS", 0.0)
+        stopped = loop.train(*parts, directory, quiet=True)
     assert stopped.interrupted == signal.SIGTERM
-    assert int(saved(tmp_path, parts).run.num_updates[0]) == stop_after
-    monkeypatch.undo()
-
-    resumed = loop.train(*parts, tmp_path, resume=True, quiet=True)
-    assert_same_bits(saved(tmp_path, parts), saved(whole.directory, parts))
-    assert timeless(tmp_path) == timeless(whole.directory)
-    assert resumed.summary["absolute_return"] == whole.summary["absolute_return"]
-    assert resumed.summary["final_return"] == whole.summary["final_return"]
+    assert int(saved(directory, parts).run.num_updates[0]) == stop_after
+    return loop.train(*parts, directory, resume=True, quiet=True)
 
 
-def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, one_update_per_unit):
+def assert_same_runs(a, b, parts):
+    assert_same_bits(saved(a.directory, parts), saved(b.directory, parts))
+    assert timeless(a.directory) == timeless(b.directory)
+    assert a.summary["absolute_return"] == b.summary["absolute_return"]
+    assert a.summary["final_return"] == b.summary["final_return"]
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
+def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(whole, parts, tmp_path, monkeypatch, stop_after):
+    """Stops inside an interval between two evaluations (1, 3, 7) and right at its end (4)."""
+    assert_same_runs(stop_and_resume(parts, tmp_path, monkeypatch, stop_after), whole, parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU: JAX_PLATFORMS=cuda pytest -m gpu")
+def test_on_a_gpu_too_if_deterministic(parts, tmp_path, monkeypatch):
+    env, system, run, config = parts
+    parts = env, system, replace(run, deterministic=True), config
+    directories = tmp_path / "whole", tmp_path / "stopped"
+    for directory in directories:
+        directory.mkdir()
+    whole = loop.train(*parts, directories[0], quiet=True)
+    assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 3), whole, parts)
+
+
+def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     """Also when the work is cut into other units."""
+    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
     again = loop.train(*parts, tmp_path, quiet=True)
-    assert_same_bits(saved(tmp_path, parts), saved(whole.directory, parts))
-    assert timeless(tmp_path) == timeless(again.directory) == timeless(whole.directory)
+    assert_same_runs(again, whole, parts)
 
 
 def test_the_summary_tells_what_the_issue_promises(whole):
