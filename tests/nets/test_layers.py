@@ -1,0 +1,75 @@
+"""The layers compute what they say, and none starts dead."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sable.nets.layers import Head, SwiGLU, time_encoding
+from sable.nets.retention import MultiScaleRetention
+from sable.ops import retention
+
+KEY = jax.random.key(0)
+
+
+def test_swiglu_is_the_formula_and_every_matrix_of_it_learns_from_the_start():
+    x = jax.random.normal(KEY, (32, 8))
+    module = SwiGLU(8)
+    params = module.init(KEY, x)
+    gate, linear = np.split(params["params"]["gate_and_input"]["kernel"], 2, axis=1)
+    np.testing.assert_allclose(gate.T @ gate, 2 * np.eye(8), atol=1e-5)
+    expected = (nn.swish(x @ gate) * (x @ linear)) @ params["params"]["output"]["kernel"]
+    np.testing.assert_allclose(module.apply(params, x), expected, atol=1e-5)
+    gradient = jax.grad(lambda params: jnp.square(module.apply(params, x)).sum())(params)
+    assert all((leaf != 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_heads_start_near_zero():
+    x = jax.random.normal(KEY, (4, 8))
+    module = Head(8, 3)
+    assert 0 < jnp.abs(module.apply(module.init(KEY, x), x)).max() < 0.1
+
+
+def test_time_is_encoded_as_sines_and_cosines_in_turn():
+    code = time_encoding(jnp.array([0, 7]), 6)
+    np.testing.assert_allclose(code[0], [0, 1, 0, 1, 0, 1], atol=1e-6)
+    for i in range(3):
+        angle = 7 * 10_000 ** (-2 * i / 6)
+        np.testing.assert_allclose(code[1, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-5)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys_gate(cross):
+    T, B, N, E, H = 3, 2, 4, 8, 2
+    layer = MultiScaleRetention(E, H, 0.8, causal=True, cross=cross)
+    keys = jax.random.split(KEY, 4)
+    key, query, memory = (
+        jax.random.normal(keys[0], (T, B, N, E)),
+        jax.random.normal(keys[1], (T, B, N, E)),
+        jax.random.normal(keys[2], (B, H, E // H, E // H)),
+    )
+    query = query if cross else key
+    first = jnp.zeros((T, B), bool).at[1, 0].set(True)
+    params = layer.init(keys[3], query, key, memory, first, method=layer.sequence)["params"]
+    params = params | {"scale": jnp.linspace(1, 2, E), "bias": jnp.linspace(-1, 1, E)}
+    out, _ = layer.apply({"params": params}, query, key, memory, first, method=layer.sequence)
+
+    kernel = params["projections"]["kernel"]
+    parts = jnp.split(key @ kernel, kernel.shape[1] // E, axis=-1)
+    q, k, v, gate = (query @ params["query"]["kernel"], *parts) if cross else parts
+    q, k, v = (x.reshape(T, B, N, H, -1) for x in (q, k, v))
+    kept, _ = retention.recurrent(q, k, v, memory, retention.kappas(H, 0.8), first, causal=True)
+    normed = (kept - kept.mean(-1, keepdims=True)) / jnp.sqrt(kept.var(-1, keepdims=True) + 1e-6)
+    normed = normed.reshape(-1, E) * params["scale"][None] + params["bias"][None]
+    expected = (nn.swish(gate).reshape(-1, E) * normed) @ params["output"]["kernel"]
+    np.testing.assert_allclose(out.reshape(-1, E), expected, atol=1e-4)
+
+
+def test_projections_start_with_a_spread_of_one_over_the_root_of_the_width():
+    layer = MultiScaleRetention(64, 1, 0.8, causal=False)
+    x, memory = jnp.ones((1, 1, 1, 64)), jnp.zeros((1, 1, 64, 64))
+    params = layer.init(KEY, x, x, memory, jnp.ones((1, 1), bool), method=layer.sequence)["params"]
+    for name in ("projections", "output"):
+        assert float(params[name]["kernel"].std()) == pytest.approx(1 / 8, rel=0.05)
+        assert "bias" not in params[name]

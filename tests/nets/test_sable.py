@@ -1,0 +1,113 @@
+"""The Sable network is built as SPEC section 2 says."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sable.config import SableConfig
+from sable.nets.sable import Sable, initial_memory
+from sable.systems import sable
+from sable.types import EnvSpec
+
+SPEC = EnvSpec(num_agents=4, view_size=66, num_actions=5, time_limit=500)
+CONFIG = SableConfig(embed_dim=16, num_heads=2)
+KEY = jax.random.key(0)
+
+
+def encode(config, view, time=0, ids=(0, 1, 2, 3), spec=SPEC):
+    net = Sable(config, spec)
+    params = sable.init(net, KEY)
+    times, ids = jnp.full(view.shape[0], time), jnp.array(ids)
+    memory = initial_memory(config, view.shape[0])
+    return net.apply(params, view, times, ids, memory, method=Sable.encode)
+
+
+@pytest.fixture(scope="module")
+def view():
+    return jax.random.normal(KEY, (2, 4, 66))
+
+
+def test_the_network_has_as_many_parameters_as_its_layers_say():
+    """66 views, 5 actions, 4 agents, width 64, one head, one block."""
+    E, F, A, N = 64, 66, 5, 4
+    embedding = F + F * E + N * E
+    encoder = 3 * E + (5 * E * E + 2 * E) + 3 * E * E
+    decoder = 3 * E + 2 * (5 * E * E + 2 * E) + 3 * E * E
+    actions = (A + 1) * E + E
+    heads = (E * E + E) + E + (E + 1) + (E * E + E) + E + (A * E + A)
+    params = sable.init(Sable(SableConfig(), SPEC), KEY)
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(params)) == embedding + encoder + decoder + actions + heads
+    )
+
+
+def test_agents_with_equal_views_differ_by_their_embedding_alone(view):
+    same = jnp.broadcast_to(view[:, :1], view.shape)
+    encoded, _, _ = encode(CONFIG, same)
+    assert jnp.abs(encoded[:, 0] - encoded[:, 1]).max() > 1e-3
+    for config, spec in (
+        (replace(CONFIG, agent_id=False), SPEC),
+        (CONFIG, replace(SPEC, views_carry_id=True)),
+    ):
+        encoded, _, _ = encode(config, same, spec=spec)
+        np.testing.assert_allclose(encoded[:, 0], encoded[:, 1], atol=1e-5)
+
+
+def test_the_encoder_does_not_care_in_which_order_agents_come(view):
+    order = np.array([2, 0, 3, 1])
+    (encoded, values, _), (shuffled, shuffled_values, _) = (
+        encode(CONFIG, view),
+        encode(CONFIG, view[:, order], ids=order),
+    )
+    np.testing.assert_allclose(shuffled, encoded[:, order], atol=1e-5)
+    np.testing.assert_allclose(shuffled_values, values[:, order], atol=1e-5)
+
+
+def test_the_step_count_is_seen_with_memory_and_never_without(view):
+    now, later = (encode(CONFIG, view, time)[0] for time in (0, 9))
+    assert jnp.abs(now - later).max() > 1e-3
+    now, later = (encode(replace(CONFIG, memory=False), view, time)[0] for time in (0, 9))
+    np.testing.assert_array_equal(now, later)
+
+
+def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
+    net = Sable(CONFIG, SPEC)
+    params = sable.init(net, KEY)
+    steps = jnp.stack([view, view])  # two timesteps
+
+    def logits(action):
+        distribution, _ = net.apply(
+            params, steps, jnp.ones((2, 2, 4, 5), bool), jnp.zeros((2, 2), jnp.int32), action,
+            jnp.arange(4), initial_memory(CONFIG, 2), jnp.zeros((2, 2), bool), method=Sable.evaluate,
+        )  # fmt: skip
+        return distribution.logits
+
+    base = jnp.zeros((2, 2, 4), jnp.int32)
+    changed = jnp.abs(logits(base.at[0, :, 1].set(3)) - logits(base)).max(axis=(1, 3)) > 1e-7
+    assert changed[0].tolist() == [False, False, True, True]
+    # The next timestep opens with the start token but remembers.
+    assert changed[1].all()
+    changed = jnp.abs(logits(base.at[:, :, 3].set(3)) - logits(base)).max(axis=(1, 3)) > 1e-7
+    assert not changed.any(), "the last agent's action is told to nobody"
+
+
+def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(view):
+    net = Sable(CONFIG, replace(SPEC, num_actions=0, action_size=2, action_low=-2.0, action_high=3.0))
+    params = sable.init(net, KEY)
+    encoded = jnp.zeros((2, 16))
+    memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.open)
+    params["params"]["raw_std"] = jnp.full(2, -50.0)
+    distribution, _ = net.apply(
+        params,
+        encoded,
+        jnp.ones((2, 1), bool),
+        jnp.zeros(2, jnp.int32),
+        jnp.zeros((2, 2)),
+        memory,
+        method=Sable.decode,
+    )
+    np.testing.assert_allclose(distribution.std, 1e-3, rtol=1e-5)
+    assert float(distribution.scale(jnp.full(2, 50.0)).max()) == 3.0
