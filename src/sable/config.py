@@ -105,11 +105,15 @@ SystemConfig: tp.TypeAlias = SableConfig
 SYSTEM_CONFIGS: dict[str, type[SystemConfig]] = {"sable": SableConfig}
 
 QUICK: dict[str, tp.Any] = {
-    "total_steps": 1_000_000,
-    "num_evaluations": 25,
+    "total_steps": 500_000,
+    "num_evaluations": 20,
     "num_envs": 32,
+    "embed_dim": 64,
+    "num_heads": 1,
+    "num_blocks": 1,
+    "decay_scaling": 0.8,
 }
-"""What `sable train` without a TASK sets on top of the recipe: a budget fit for a laptop's CPU."""
+"""What `sable train` without a TASK sets on top of the recipe: a budget and a network fit for a CPU."""
 
 FORMAT = 1
 """Version of the dictionary that `to_dict` writes."""

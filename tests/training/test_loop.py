@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import sable
+from sable import config as configs
 from sable import systems
+from sable.cli import main
 from sable.config import RunConfig, SableConfig
 from sable.envs.probes import PROBES
 from sable.errors import SableError
@@ -240,6 +243,26 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     again = sable.train(resume=result.directory, quiet=True)
     assert again.summary["env_steps"] == 128
     assert again.summary["final_return"] == whole.summary["final_return"]
+
+
+def test_resuming_from_a_damaged_checkpoint_is_one_line_and_touches_nothing(whole, tmp_path, capsys):
+    directory = tmp_path / "run"
+    shutil.copytree(whole.directory, directory)
+    (directory / "config.json").write_text(configs.to_json(RUN, CONFIG))
+    newest = max((directory / checkpoint.FOLDER).iterdir())
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    damaged = bytearray(victim.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    victim.write_bytes(damaged)
+
+    def contents():
+        return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+    before = contents()
+    assert main(["train", "--resume", str(directory)]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and victim.name in said.err and "damaged" in said.err
+    assert contents() == before
 
 
 def test_an_environment_of_ones_own_trains(tmp_path):
