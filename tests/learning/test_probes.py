@@ -39,7 +39,7 @@ def learned_return(probe: str, config: SableConfig, updates: int) -> list[float]
 
 UPDATES = {"recall": 150, "continuous": 150}
 SHORTFALL = {"continuous": 0.2}  # it samples while it is measured, and a spread takes long to shrink
-UNREMARKABLE = {"bandit", "delayed", "coordination", "masked"}
+UNREMARKABLE = {"bandit", "observation", "delayed", "coordination", "masked"}
 
 
 @pytest.mark.parametrize("probe", PROBES)
