@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from sable import envs, systems
 from sable.config import RunConfig, SableConfig
 from sable.envs import wrappers
-from sable.training.loop import make_program
+from sable.training.program import make_program
 from sable.training.rollout import Situation, collect
 
 

@@ -10,7 +10,7 @@ from sable import systems
 from sable.config import RunConfig, SableConfig
 from sable.envs.probes import PROBES
 from sable.systems import ppo, sable
-from sable.training import loop
+from sable.training import program as programs
 
 CONFIG = SableConfig(
     num_envs=32,
@@ -30,8 +30,8 @@ SEEDS = jnp.arange(2, dtype=jnp.uint32)
 def learned_return(probe: str, config: SableConfig, updates: int) -> list[float]:
     """The return each seed reaches."""
     env = PROBES[probe]
-    program = loop.make_program(env, systems.make("sable", env.spec, config), RUN, config)
-    state = jax.jit(loop._one_by_one(program.start))(SEEDS)
+    program = programs.make_program(env, systems.make("sable", env.spec, config), RUN, config)
+    state = jax.jit(programs.one_by_one(program.start))(SEEDS)
     run = jax.jit(jax.vmap(program.unit, (0, None)))(state.run, jnp.int32(updates))
     _, metrics = jax.jit(jax.vmap(program.assess))(replace(state, run=run))
     return metrics["evaluation/return"].tolist()
@@ -72,8 +72,8 @@ def test_the_value_of_a_time_limit_is_the_future_it_cuts_off_or_nothing(bootstra
     env = replace(PROBES["bandit"], pay=lambda secret, time, actions: jnp.ones(2), times_out=True)
     config = replace(CONFIG, bootstrap_time_limits=bootstrap, discount=0.5)
     policy = sable.make_policy(env.spec, config)
-    program = loop.make_program(env, ppo.make(policy, config, env.spec), RUN, config)
-    state = jax.jit(loop._one_by_one(program.start))(SEEDS).run
+    program = programs.make_program(env, ppo.make(policy, config, env.spec), RUN, config)
+    state = jax.jit(programs.one_by_one(program.start))(SEEDS).run
     state = jax.jit(jax.vmap(program.unit, (0, None)))(state, jnp.int32(80))
     judge = jax.jit(
         jax.vmap(

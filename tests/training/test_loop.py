@@ -21,6 +21,7 @@ from sable.envs.probes import PROBES
 from sable.errors import SableError
 from sable.ops import tree
 from sable.training import checkpoint, loop
+from sable.training import program as programs
 from sable.training.evaluate import play
 from sable.training.logging import Logger, read_rows
 
@@ -57,7 +58,7 @@ def whole(parts, tmp_path_factory):
 
 
 def saved(directory: Path, parts):
-    begin = loop._one_by_one(loop.make_program(*parts).start)
+    begin = programs.one_by_one(programs.make_program(*parts).start)
     return checkpoint.restore(directory, jax.eval_shape(begin, jnp.array(RUN.seeds, jnp.uint32))).state
 
 
@@ -146,8 +147,8 @@ def test_every_seed_and_evaluation_has_a_row(whole):
 
 @pytest.fixture(scope="module")
 def program(parts):
-    program = loop.make_program(*parts)
-    state = jax.jit(loop._one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32))
+    program = programs.make_program(*parts)
+    state = jax.jit(programs.one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32))
     return program, state
 
 
@@ -158,7 +159,7 @@ def test_evaluation_measures_the_parameters_just_trained(program, parts):
     env, system, *_ = parts
 
     def measure(run):
-        return play(env, system, run.learner.params, loop.evaluation_key(run), RUN.evaluation_episodes)
+        return play(env, system, run.learner.params, programs.evaluation_key(run), RUN.evaluation_episodes)
 
     expected = jax.jit(jax.vmap(measure))(trained)["return"].mean(axis=1)
     np.testing.assert_allclose(metrics["evaluation/return"], expected)
@@ -186,8 +187,8 @@ TREACHEROUS = replace(
 
 
 def test_something_not_finite_halts_its_seed_alone_and_never_reaches_the_parameters(parts):
-    program = loop.make_program(TREACHEROUS, *parts[1:])
-    run = jax.jit(loop._one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run
+    program = programs.make_program(TREACHEROUS, *parts[1:])
+    run = jax.jit(programs.one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run
     unit = jax.jit(jax.vmap(program.unit, (0, None)), donate_argnums=0)
     frozen = {}
     for _ in range(40):

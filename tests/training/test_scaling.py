@@ -8,14 +8,14 @@ import pytest
 
 from sable import envs, systems
 from sable.config import RunConfig, SableConfig
-from sable.training import loop
+from sable.training import program as programs
 
 
 def lowered(num_agents: int, rollout_length: int):
     """One update of null/<N>ag, traced."""
     config = SableConfig(num_envs=2, rollout_length=rollout_length, num_epochs=1, num_minibatches=1)
     env = envs.make(f"null/{num_agents}ag")
-    program = loop.make_program(env, systems.make("sable", env.spec, config), RunConfig(), config)
+    program = programs.make_program(env, systems.make("sable", env.spec, config), RunConfig(), config)
     state = jax.eval_shape(partial(jax.lax.map, program.start), jnp.zeros(1, jnp.uint32))
     return jax.jit(jax.vmap(program.unit, (0, None))).lower(state.run, jnp.int32(1))
 

@@ -18,47 +18,18 @@ from jax import Array
 from sable.config import PPOConfig, RunConfig
 from sable.envs.base import Env
 from sable.errors import SableError
-from sable.ops import tree
 from sable.systems.base import System
 from sable.training import checkpoint
-from sable.training.evaluate import play, summarise
+from sable.training.evaluate import play
 from sable.training.logging import METRICS, RETURN, Logger, read_rows
-from sable.training.rollout import Situation, collect, open_situation
-from sable.types import Metrics, PyTree, struct
+from sable.training.program import RunState, make_program, one_by_one
+from sable.types import PyTree
 
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 """What a checkpoint says of how far the run had come."""
 
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
-
-
-@struct
-class RunState:
-    """All of one seed's training; a run has a leading [S]. Saving it whole is what makes resuming exact."""
-
-    learner: PyTree
-    situation: Situation
-    key: Array
-    num_updates: Array
-    tally: Metrics  # sums since the last evaluation, of learning and of the episodes that ended
-    halted: Array  # -1, or the index in the sorted tally of what stopped being finite
-
-
-@struct
-class Best:
-    """The best evaluated parameters so far."""
-
-    params: PyTree
-    score: Array
-
-
-@struct
-class State:
-    """What a checkpoint holds; leading [S]."""
-
-    run: RunState
-    best: Best
 
 
 @dataclass(frozen=True)
@@ -68,86 +39,6 @@ class Result:
     directory: Path
     summary: dict
     interrupted: int | None = None
-
-
-class Program(tp.NamedTuple):
-    """The functions of one run, for one seed; the host loop maps them over all."""
-
-    start: tp.Callable[[Array], State]
-    """seed -> State"""
-    unit: tp.Callable[[RunState, Array], RunState]
-    """(run, updates) -> run"""
-    assess: tp.Callable[[State], tuple[State, Metrics]]
-    """State -> (the state with its best brought up to date and its tally cleared, metrics)"""
-    absolute: tp.Callable[[State], Metrics]
-    """State -> statistics [episodes] of the best parameters"""
-
-
-def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) -> Program:
-    """The functions of this run, pure and not yet compiled."""
-
-    @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
-    def advance(learner: PyTree, situation: Situation, key: Array) -> tuple[PyTree, Situation, Metrics]:
-        """One rollout and what is learned from it, with everything there is to tally."""
-        collect_key, learn_key = jax.random.split(key)
-        pool_size = run.pool_size or config.num_envs
-        situation, rollout, ended = collect(
-            env, system, learner, situation, collect_key, config.rollout_length, pool_size
-        )
-        learner, learned = system.learn(learner, rollout, learn_key)
-        counted = {"updates": jnp.ones(()), "parameters": _poison(learner.params)}
-        return learner, situation, learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
-
-    def update(state: RunState) -> RunState:
-        """The state after one update; a seed in which something stopped being finite stays as it was, for
-        good."""
-        key, advance_key = jax.random.split(state.key)
-        learner, situation, seen = advance(state.learner, state.situation, advance_key)
-        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)])
-        new = RunState(
-            learner=learner,
-            situation=situation,
-            key=key,
-            num_updates=state.num_updates + 1,
-            tally=jax.tree.map(jnp.add, state.tally, seen),
-            halted=state.halted,
-        )
-        halted = jnp.where((state.halted < 0) & broken.any(), jnp.argmax(broken), state.halted)
-        return replace(tree.select(halted < 0, new, state), halted=halted)
-
-    def start(seed: Array) -> State:
-        learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
-        learner = system.init(learner_key, system.hyper)
-        situation = open_situation(env, system, env_key, config.num_envs)
-        _, _, seen = jax.eval_shape(advance, learner, situation, key)
-        run_state = RunState(
-            learner=learner,
-            situation=situation,
-            key=key,
-            num_updates=jnp.zeros((), jnp.int32),
-            tally={name: jnp.zeros(x.shape, x.dtype) for name, x in seen.items()},
-            halted=jnp.full((), -1, jnp.int32),
-        )
-        return State(run=run_state, best=Best(params=learner.params, score=jnp.full((), -jnp.inf)))
-
-    def unit(state: RunState, num_updates: Array) -> RunState:
-        return jax.lax.fori_loop(0, num_updates, lambda _, state: update(state), state)
-
-    def assess(state: State) -> tuple[State, Metrics]:
-        params, key = state.run.learner.params, evaluation_key(state.run)
-        metrics = summarise(play(env, system, params, key, run.evaluation_episodes))
-        score = metrics[RETURN]
-        score = jnp.where(jnp.isfinite(score), score, -jnp.inf)
-        best = tree.select(score >= state.best.score, Best(params=params, score=score), state.best)
-        metrics |= _averages(state.run.tally) | {"updates": state.run.num_updates}
-        cleared = replace(state.run, tally=jax.tree.map(jnp.zeros_like, state.run.tally))
-        return State(run=cleared, best=best), metrics
-
-    def absolute(state: State) -> Metrics:
-        key = jax.random.fold_in(evaluation_key(state.run), 1)
-        return play(env, system, state.best.params, key, run.absolute_episodes)
-
-    return Program(start=start, unit=unit, assess=assess, absolute=absolute)
 
 
 def train(
@@ -166,7 +57,7 @@ def train(
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
     program = make_program(env, system, run, config)
-    begin, seeds = _one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
+    begin, seeds = one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
     compiled = Compiler(run)
     if resume:
         state, facts = checkpoint.restore(directory, jax.eval_shape(begin, seeds))
@@ -252,7 +143,7 @@ def evaluate(
 
     `seed` chooses the episodes; left out, they are others than those of training and of the absolute metric.
     """
-    begin = _one_by_one(make_program(env, system, run, config).start)
+    begin = one_by_one(make_program(env, system, run, config).start)
     shapes = jax.eval_shape(begin, jnp.array(run.seeds, jnp.uint32))
     state, facts = checkpoint.restore(directory, shapes)
     if not facts["evaluations"]:
@@ -279,11 +170,6 @@ def evaluate(
             [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
         ],
     }
-
-
-def evaluation_key(state: RunState) -> Array:
-    """A key for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
-    return jax.random.fold_in(state.key, 2**31)
 
 
 def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
@@ -364,28 +250,6 @@ def peak_memory_bytes() -> int:
     stats = jax.devices()[0].memory_stats() or {}
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _one_by_one(start: tp.Callable[[Array], State]) -> tp.Callable[[Array], State]:
-    """`start` over seeds without `vmap`: batched QR decompositions, which orthogonal weights need, can fill
-    XLA's CPU thread
-    pool and wait for each other for ever (jaxlib 0.10.2, two cores)."""
-    return lambda seeds: jax.lax.map(start, seeds)
-
-
-def _poison(params: PyTree) -> Array:
-    """0 where all is finite, else NaN."""
-    return jnp.where(tree.all_finite(params), 0.0, jnp.nan)
-
-
-def _averages(tally: Metrics) -> Metrics:
-    """Means of what `advance` tallied: over updates, or over the episodes that ended."""
-    counts = {"updates", "parameters", "rollout/episodes"}
-    return {
-        name: total / tally["rollout/episodes" if name.startswith("rollout/") else "updates"]
-        for name, total in tally.items()
-        if name not in counts
-    } | {"rollout/episodes": tally["rollout/episodes"]}
 
 
 def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunState) -> None:
