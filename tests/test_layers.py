@@ -20,7 +20,7 @@ ALLOWED = {
     "experiments": {"types", "config", "errors", "training"},
 }
 HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
-HEAVY |= {"matplotlib": {"training/logging.py"}, "tensorboardX": {"training/logging.py"}}
+HEAVY |= {"matplotlib": {"training/curve.py"}, "tensorboardX": {"training/logging.py"}}
 HEAVY |= {"rich": {"training/logging.py", "cli.py"}, "orbax": {"training/checkpoint.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 

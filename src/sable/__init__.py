@@ -140,7 +140,8 @@ def _train(
 
     env = _env_of(run) if env is None else env
     from sable import systems
-    from sable.training import logging, loop
+    from sable.training import loop
+    from sable.training.curve import draw_curve
 
     system = systems.make(run.system, env.spec, config)
     directory, circumstances = make_directory(), runs.describe() if resume else {}
@@ -149,7 +150,7 @@ def _train(
         runs.note_resumption(directory, circumstances)
     if result.interrupted is None:
         runs.finish(directory, result.summary)
-    logging.draw_curve(directory)
+    draw_curve(directory)
     return result
 
 

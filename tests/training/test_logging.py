@@ -8,7 +8,8 @@ import pytest
 
 from sable.errors import SableError
 from sable.training import logging
-from sable.training.logging import Logger, draw_curve, read_rows, sparkline
+from sable.training.curve import draw_curve
+from sable.training.logging import Logger, read_rows, sparkline
 
 
 def make(directory, **changes) -> Logger:

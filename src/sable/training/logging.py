@@ -1,10 +1,9 @@
-"""Where a run's numbers go: a live view or plain lines, metrics.jsonl, TensorBoard, and the curve of them.
+"""Where a run's numbers go: a live view or plain lines, metrics.jsonl, and TensorBoard.
 
-rich, tensorboardX and matplotlib are imported where first needed, numpy not at all: reading stays quick.
+rich and tensorboardX are imported where first needed, numpy not at all: reading stays quick.
 """
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -19,7 +18,6 @@ from sable.errors import SableError
 
 RETURN = "evaluation/return"
 METRICS = "metrics.jsonl"
-_COLOUR = "#0b7285"
 Row = dict[str, tp.Any]
 """One line of metrics.jsonl: seed, env_steps, wall_seconds and the metrics of one seed at one evaluation."""
 
@@ -94,7 +92,7 @@ class Logger:
         os.fsync(self._metrics.fileno())
 
     def _write_events(self, steps: int, values: dict[str, list[float]]) -> None:
-        scalars = {name: _spread(per_seed)[0] for name, per_seed in values.items()}
+        scalars = {name: spread(per_seed)[0] for name, per_seed in values.items()}
         if len(self.seeds) > 1:
             for index, seed in enumerate(self.seeds):
                 scalars |= {f"seed_{seed}/{name}": per_seed[index] for name, per_seed in values.items()}
@@ -124,7 +122,7 @@ class Progress:
     def evaluated(self, steps: int, returns: list[float]) -> None:
         """Take in one evaluation."""
         self.steps = int(steps)
-        self.mean, self.std = _spread(returns)
+        self.mean, self.std = spread(returns)
         self.returns = [*self.returns, self.mean]
 
     @property
@@ -259,85 +257,6 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / span)] if math.isfinite(v) else " " for v in shown)
 
 
-def draw_curve(directory: Path) -> Path | None:
-    """The picture curve.png of a run's evaluation returns, drawn from its metrics; None without any."""
-    rows = [row for row in read_rows(directory / METRICS) if math.isfinite(_number(row.get(RETURN)))]
-    if not rows:
-        return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    _draw_returns(axes, rows)
-    _draw_absolute(axes, _read_object(directory / "summary.json").get("absolute_return"))
-    axes.set_title(
-        _title(_read_object(directory / "config.json")), loc="left", fontsize=12, fontweight="bold", pad=12
-    )
-    axes.set(xlabel="environment steps per seed", ylabel="evaluation return")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="best")
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": "sable"})
-    write_atomically(directory / "curve.png", buffer.getvalue())
-    return directory / "curve.png"
-
-
-def _draw_returns(axes: tp.Any, rows: list[Row]) -> None:
-    """Each seed thin, their mean bold, the span between lowest and highest shaded."""
-    seeds = sorted({row["seed"] for row in rows})
-    by_steps: dict[int, list[float]] = {}
-    for row in rows:
-        by_steps.setdefault(row["env_steps"], []).append(row[RETURN])
-    steps = sorted(by_steps)
-    marker = "o" if len(steps) < 3 else None
-    if len(seeds) > 1:
-        lowest, highest = [min(by_steps[step]) for step in steps], [max(by_steps[step]) for step in steps]
-        axes.fill_between(
-            steps, lowest, highest, color=_COLOUR, alpha=0.15, linewidth=0, label="lowest to highest"
-        )
-        for seed in seeds:
-            own = [row for row in rows if row["seed"] == seed]
-            axes.plot(
-                [r["env_steps"] for r in own],
-                [r[RETURN] for r in own],
-                color=_COLOUR,
-                alpha=0.35,
-                linewidth=0.8,
-            )
-    mean = [statistics.fmean(by_steps[step]) for step in steps]
-    label = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    axes.plot(steps, mean, color=_COLOUR, linewidth=2, marker=marker, label=label)
-    axes.margins(x=0.02)
-
-
-def _draw_absolute(axes: tp.Any, absolute: tp.Any) -> None:
-    """A dashed line at the best parameters' return, where the run has finished."""
-    mean, _ = (
-        _spread([_number(value) for value in absolute]) if isinstance(absolute, list) else (math.nan, 0.0)
-    )
-    if math.isfinite(mean):
-        axes.axhline(mean, color="0.35", linestyle="--", linewidth=1.2, label=f"best parameters: {mean:.3g}")
-
-
-def _title(config: dict[str, tp.Any]) -> str:
-    run = config.get("run", {})
-    return f"{str(run.get('system', 'unknown system')).capitalize()} on {run.get('task', 'unknown task')}"
-
-
-def _read_object(path: Path) -> dict[str, tp.Any]:
-    """The JSON object in `path`, or an empty one where there is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl; an end that was torn by a crash is left out, damage before it refused."""
     if not path.is_file():
@@ -401,11 +320,11 @@ def _mean_returns(rows: list[Row]) -> list[float]:
     """The mean return over seeds at each evaluation in `rows`."""
     by_steps: dict[int, list[float]] = {}
     for row in rows:
-        by_steps.setdefault(row["env_steps"], []).append(_number(row.get(RETURN)))
-    return [_spread(returns)[0] for _, returns in sorted(by_steps.items())]
+        by_steps.setdefault(row["env_steps"], []).append(number(row.get(RETURN)))
+    return [spread(returns)[0] for _, returns in sorted(by_steps.items())]
 
 
-def _spread(values: list[float]) -> tuple[float, float]:
+def spread(values: list[float]) -> tuple[float, float]:
     """Mean and standard deviation of the finite values; a seed that halted does not hide the others."""
     finite = [value for value in values if math.isfinite(value)]
     return (statistics.fmean(finite), statistics.pstdev(finite)) if finite else (math.nan, 0.0)
@@ -415,7 +334,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(value: tp.Any) -> float:
+def number(value: tp.Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
