@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from sable import envs, systems
 from sable.config import RunConfig, SableConfig
 from sable.envs import wrappers
+from sable.training.loop import options
 from sable.training.program import make_program
 from sable.training.rollout import Situation, collect
 
@@ -30,7 +31,7 @@ from sable.training.rollout import Situation, collect
 def measure(function, *args, repeats: int) -> tuple[dict, tp.Any]:
     """Seconds of a jitted function, compile time apart, and its output."""
     began = time.perf_counter()
-    compiled = jax.jit(function).lower(*args).compile()
+    compiled = jax.jit(function).lower(*args).compile(compiler_options=options(RunConfig()))
     compile_seconds = time.perf_counter() - began
     out = jax.block_until_ready(compiled(*args))
     walls, cpus = [], []

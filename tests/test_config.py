@@ -30,10 +30,20 @@ def test_every_recipe_merges(task):
         assert getattr(config, name) == value
 
 
-def test_every_value_the_paper_searched_is_accepted_alone():
-    for name, values in configs.search_space("sable").items():
+@pytest.mark.parametrize("system", configs.SYSTEM_CONFIGS)
+def test_every_value_the_paper_searched_is_accepted_alone(system):
+    space = configs.search_space(system)
+    assert len(space) >= 5
+    for name, values in space.items():
         for value in values:
-            assert getattr(resolve({}, {"num_envs": 120, "num_heads": 1, name: value})[1], name) == value
+            config = resolve({"system": system}, {"num_envs": 120, name: value})[1]
+            assert getattr(config, name) == value
+
+
+def test_families_share_a_search_space_but_for_what_one_member_lacks():
+    assert configs.search_space("ippo") == configs.search_space("mappo")
+    both = configs.search_space("masac"), configs.search_space("hasac")
+    assert both[1].keys() - both[0].keys() == {"shuffle_agents"}
 
 
 def test_later_sources_win(monkeypatch):
@@ -44,10 +54,17 @@ def test_later_sources_win(monkeypatch):
     assert (run.total_steps, resolve({"task": "lbf/a", "total_steps": 5}, {})[0].total_steps) == (99, 5)
 
 
-def test_quick_settings_are_valid_beside_the_default_task():
+@pytest.mark.parametrize("system", configs.SYSTEM_CONFIGS)
+def test_quick_settings_are_valid_beside_a_default_task_for_every_system(system):
+    run_fields, system_fields = configs.split(configs.quick(system), system)
+    run, _ = resolve(run_fields | {"system": system}, system_fields)
+    assert run.task == ("mpe/simple_spread_3ag" if "sac" in system else "lbf/2s-8x8-2p-2f-coop")
+    assert run.total_steps < RunConfig.total_steps
+
+
+def test_quick_settings_of_the_default_system_divide():
     run, config = resolve(*configs.split(configs.QUICK, "sable"))
-    assert run.task == "lbf/2s-8x8-2p-2f-coop"
-    assert run.total_steps < RunConfig.total_steps and config.num_envs % config.num_minibatches == 0
+    assert run.task == RunConfig.task and config.num_envs % config.num_minibatches == 0
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def configure(
     from sable import config as configs
     from sable.envs import tasks
 
-    run_fields, system_fields = configs.split({**(configs.QUICK if task is None else {}), **fields}, system)
+    quick = configs.quick(system) if task is None else {}
+    run_fields, system_fields = configs.split({**quick, **fields}, system)
     run_fields["system"] = system
     if task is not None:
         run_fields["task"] = task if isinstance(task, str) else f"custom/{type(task).__name__}"
@@ -79,6 +80,7 @@ def configure(
     run, config = configs.resolve(run_fields, system_fields)
     if known is not None:
         tasks.with_options(known, _options(run))
+        configs.check_actions(system, discrete=known.num_actions > 0, task=known.id)
     return run, config
 
 

@@ -45,6 +45,8 @@ Argv = list[str]
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "" not in sys.path:  # a system of the user's own is a module, most likely in the current folder
+        sys.path.append("")
     try:
         return _dispatch(arguments)
     except SableError as error:

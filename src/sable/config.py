@@ -7,7 +7,9 @@ default, the recipe for the suite, the recipe for the task, what the user gave.
 import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.resources
+import importlib.util
 import json
 import math
 import numbers
@@ -28,7 +30,7 @@ class RunConfig:
     task: str = "lbf/2s-8x8-2p-2f-coop"
     """Task name with its suite, as `sable list` prints it."""
     system: str = "sable"
-    """Learning system."""
+    """Learning system: sable, mat, ippo, mappo, masac, hasac, qmix, or a module with one of your own."""
     seeds: tuple[int, ...] = (0,)
     """Seeds to train side by side in one program."""
     total_steps: int = 20_000_000
@@ -50,23 +52,31 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """Proximal policy optimisation: what every on-policy system shares."""
+class SystemConfig:
+    """What every system has."""
 
     num_envs: int = 128
     """Environments stepped side by side, per seed."""
     rollout_length: int = 128
     """Environment steps between two updates."""
+    discount: float = 0.99
+    """Discount of future reward."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped."""
+    agent_id: bool = True
+    """Learn an embedding per agent; ignored where the views already carry identity (MABrax)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(SystemConfig):
+    """Proximal policy optimisation: what every on-policy system shares."""
+
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 2
     """Minibatches per epoch; must divide the number of environments."""
-    learning_rate: float = 2.5e-4
-    """Adam's step size."""
     learning_rate_horizon: int = 0
-    """Environment steps over which the learning rate falls linearly to zero; 0 keeps it constant."""
-    discount: float = 0.99
-    """Discount of future reward."""
+    """Environment steps over which learning rates fall linearly to zero; 0 keeps them constant."""
     gae_lambda: float = 0.9
     """Decay of the generalised advantage estimate."""
     clip_eps: float = 0.2
@@ -75,8 +85,6 @@ class PPOConfig:
     """Weight of the entropy bonus."""
     value_weight: float = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped."""
     bootstrap_time_limits: bool = False
     """Go on valuing the future where an episode only ran out of time. The paper does not."""
 
@@ -85,6 +93,8 @@ class PPOConfig:
 class SableConfig(PPOConfig):
     """Sable: a retention network over time steps and agents, trained by PPO."""
 
+    learning_rate: float = 2.5e-4
+    """Adam's step size."""
     embed_dim: int = 64
     """Width of the network; a multiple of the number of heads."""
     num_heads: int = 1
@@ -97,12 +107,162 @@ class SableConfig(PPOConfig):
     """Remember the whole episode; without it every time step stands alone."""
     agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
     """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
-    agent_id: bool = True
-    """Learn an embedding per agent; ignored where the views already carry identity (MABrax)."""
 
 
-SystemConfig: tp.TypeAlias = SableConfig
-SYSTEM_CONFIGS: dict[str, type[SystemConfig]] = {"sable": SableConfig}
+@dataclass(frozen=True, kw_only=True)
+class MATConfig(PPOConfig):
+    """MAT, the multi-agent transformer: attention over the agents of one time step, trained by PPO."""
+
+    num_epochs: int = 5
+    num_minibatches: int = 1
+    clip_eps: float = 0.1
+    max_grad_norm: float = 5.0
+    learning_rate: float = 5e-4
+    """Adam's step size."""
+    embed_dim: int = 64
+    """Width of the network; a multiple of the number of heads."""
+    num_heads: int = 1
+    """Attention heads."""
+    num_blocks: int = 1
+    """Encoder blocks, and decoder blocks."""
+    rms_norm: bool = False
+    """Normalise by the root mean square, as Sable does, instead of LayerNorm."""
+    swiglu: bool = False
+    """Gated feed-forward layers, as Sable has, instead of plain ones."""
+    agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
+    """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig(PPOConfig):
+    """IPPO and MAPPO: one actor for all agents and one critic, which sees what its agent sees (IPPO) or the
+    global state (MAPPO)."""
+
+    policy_learning_rate: float = 2.5e-4
+    """Adam's step size for the actor."""
+    critic_learning_rate: float = 2.5e-4
+    """Adam's step size for the critic."""
+    policy_layers: tuple[int, ...] = (128, 128)
+    """Widths of the actor's layers."""
+    critic_layers: tuple[int, ...] = (128, 128)
+    """Widths of the critic's layers."""
+    memory: bool = False
+    """Remember the episode with a GRU behind the first layer of actor and critic."""
+    recurrent_size: int = 128
+    """Width of the GRUs."""
+    recurrent_chunk: int = 128
+    """Contiguous time steps a gradient flows through with memory; must divide the rollout, or exceed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(SystemConfig):
+    """What every system that learns from stored experience shares."""
+
+    max_grad_norm: float = 10.0
+    num_updates_per_rollout: int = 32
+    """Gradient steps after each rollout."""
+    batch_size: int = 64
+    """Transitions (SAC) or sequences (QMIX) per gradient step."""
+    polyak: float = 0.005
+    """How far the target networks move towards the learned ones, each time they move."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ReplayConfig):
+    """Soft actor-critic over a team: twin critics of the global state and the joint action."""
+
+    num_envs: int = 64
+    rollout_length: int = 8
+    replay_size: int = 100_000
+    """Transitions kept, all environments together."""
+    warmup_steps: int = 5000
+    """Environment steps of random actions before learning starts."""
+    policy_delay: int = 2
+    """Gradient steps of the critics for each one of the policy."""
+    policy_learning_rate: float = 3e-4
+    """Adam's step size for the policy."""
+    q_learning_rate: float = 5e-4
+    """Adam's step size for the critics."""
+    temperature_learning_rate: float = 1e-3
+    """Adam's step size for the temperature."""
+    autotune_temperature: bool = False
+    """Learn the temperature, so that the policy keeps the target entropy."""
+    initial_temperature: float = 0.005
+    """Weight of the entropy, at first or for good."""
+    target_entropy_scale: float = 5.0
+    """The target entropy, as minus this for each component of an action."""
+    policy_layers: tuple[int, ...] = (128, 128)
+    """Widths of the policy's layers."""
+    q_layers: tuple[int, ...] = (128, 128)
+    """Widths of the critics' layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MASACConfig(SACConfig):
+    """MASAC: soft actor-critic with one policy that all agents share."""
+
+    batch_size: int = 32
+    policy_delay: int = 4
+    q_learning_rate: float = 1e-3
+    temperature_learning_rate: float = 3e-4
+    autotune_temperature: bool = True
+    initial_temperature: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HASACConfig(SACConfig):
+    """HASAC: soft actor-critic with a policy per agent, improved one after another."""
+
+    discount: float = 0.95
+    shuffle_agents: bool = False
+    """Improve the agents in a new random order each time, instead of from the first to the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ReplayConfig):
+    """QMIX: recurrent Q-learning whose joint value rises with every agent's own."""
+
+    num_envs: int = 32
+    rollout_length: int = 2
+    num_updates_per_rollout: int = 2
+    batch_size: int = 128
+    polyak: float = 0.01
+    replay_size: int = 4000
+    """Time steps kept per environment."""
+    sequence_length: int = 20
+    """Time steps of a replayed sequence."""
+    warmup_sequences: int = 32
+    """Sequences' worth of time steps, all environments together, before learning starts."""
+    q_learning_rate: float = 3e-4
+    """Adam's step size."""
+    epsilon_min: float = 0.05
+    """The chance of a random action in the end."""
+    epsilon_decay: float = 1e-5
+    """How much that chance, 1 at first, falls with every environment step."""
+    hard_target_update: bool = False
+    """Copy the target networks every `target_update_period` gradient steps instead of moving them softly."""
+    target_update_period: int = 200
+    """Gradient steps between two copies; used with `hard_target_update`."""
+    q_layers: tuple[int, ...] = (128, 128)
+    """Widths of the agents' layers: the first stands before the GRU, the others behind it."""
+    recurrent_size: int = 256
+    """Width of the GRU."""
+    mixer_size: int = 32
+    """Width of the mixing network."""
+
+
+SYSTEM_CONFIGS: dict[str, type[SystemConfig]] = {
+    "sable": SableConfig,
+    "mat": MATConfig,
+    "ippo": ActorCriticConfig,
+    "mappo": ActorCriticConfig,
+    "masac": MASACConfig,
+    "hasac": HASACConfig,
+    "qmix": QMIXConfig,
+}
+
+ONLY_ACTIONS = {"masac": "continuous", "hasac": "continuous", "qmix": "discrete"}
+"""The systems that can do with one kind of actions only."""
 
 QUICK: dict[str, tp.Any] = {
     "total_steps": 500_000,
@@ -132,6 +292,13 @@ def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, Syste
     return run, config
 
 
+def quick(system: str) -> dict[str, tp.Any]:
+    """What `QUICK` means for a system, with a task it can do."""
+    names = field_names(RunConfig) + field_names(system_config(system))
+    task = {"task": "mpe/simple_spread_3ag"} if ONLY_ACTIONS.get(system) == "continuous" else {}
+    return task | {name: value for name, value in QUICK.items() if name in names}
+
+
 def split(fields: Fields, system: str) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
     """The fields of the run and those of its system; a name that is neither is refused with the nearest."""
     run_names, system_names = field_names(RunConfig), field_names(system_config(system))
@@ -143,13 +310,28 @@ def split(fields: Fields, system: str) -> tuple[dict[str, tp.Any], dict[str, tp.
 
 
 def system_config(system: tp.Any) -> type[SystemConfig]:
-    """The configuration class of the system called `system`."""
-    if not isinstance(system, str) or system not in SYSTEM_CONFIGS:
-        known = ", ".join(SYSTEM_CONFIGS)
+    """The configuration class of the system called `system`: one of ours, or a module's `Config`."""
+    if isinstance(system, str) and system in SYSTEM_CONFIGS:
+        return SYSTEM_CONFIGS[system]
+    return own_system(system).Config
+
+
+def own_system(name: tp.Any) -> tp.Any:
+    """The module of that name, where a user keeps a system: `Config` and `make` (docs/add-a-system.md)."""
+    try:
+        known = importlib.util.find_spec(name)
+    except (AttributeError, ImportError, TypeError, ValueError):  # not the name of a module
+        known = None
+    if known is None:
         raise SableError(
-            f"unknown system {system!r}; known systems: {known}{suggest(str(system), SYSTEM_CONFIGS)}"
+            f"unknown system {name!r}; known systems: {', '.join(SYSTEM_CONFIGS)}, "
+            f"or a module with one of your own{suggest(str(name), SYSTEM_CONFIGS)}"
         )
-    return SYSTEM_CONFIGS[system]
+    module = importlib.import_module(name)
+    for part in ("Config", "make"):
+        if not hasattr(module, part):
+            raise SableError(f"module {name!r} holds no system: it has no {part}")
+    return module
 
 
 def field_names(cls: type) -> list[str]:
@@ -173,7 +355,24 @@ def recipes(system: str) -> dict[str, dict[str, tp.Any]]:
 def search_space(system: str) -> dict[str, list[tp.Any]]:
     """The values the paper searched for a system's fields."""
     file = importlib.resources.files("sable").joinpath("recipes", "search.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8")).get(system, {})
+    spaces, names = tomllib.loads(file.read_text(encoding="utf-8")), field_names(system_config(system))
+    family = next((family for family, members in _FAMILIES.items() if system in members), system)
+    return {name: values for name, values in spaces.get(family, {}).items() if name in names}
+
+
+_FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
+"""Systems that share a search space."""
+
+
+def check_actions(system: str, *, discrete: bool, task: str) -> None:
+    """Refuse a system that cannot handle this kind of actions, naming those that can."""
+    kind = "discrete" if discrete else "continuous"
+    if ONLY_ACTIONS.get(system, kind) != kind:
+        able = ", ".join(name for name in SYSTEM_CONFIGS if ONLY_ACTIONS.get(name, kind) == kind)
+        raise SableError(
+            f"{system} needs {ONLY_ACTIONS[system]} actions and those of {task} are {kind}; "
+            f"systems that would work: {able}"
+        )
 
 
 def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
@@ -226,15 +425,30 @@ def _refuse_unknown(fields: Fields, cls: type, where: str) -> None:
 
 def _check_together(config: SystemConfig) -> None:
     """Refuse fields that are fine alone but not with one another."""
-    if config.num_envs % config.num_minibatches:
+
+    def divides(whole: str, part: str, into: str) -> None:
+        sizes = getattr(config, whole), getattr(config, part)
+        if sizes[0] % sizes[1]:
+            raise SableError(
+                f"{whole}={sizes[0]} cannot be split into {part}={sizes[1]} {into}; "
+                "choose one that divides the other"
+            )
+
+    if isinstance(config, PPOConfig):
+        divides("num_envs", "num_minibatches", "equal parts")
+    if isinstance(config, SableConfig | MATConfig):
+        divides("embed_dim", "num_heads", "equal heads")
+    if isinstance(config, ActorCriticConfig) and config.recurrent_chunk < config.rollout_length:
+        divides("rollout_length", "recurrent_chunk", "time steps each")
+    if isinstance(config, QMIXConfig) and config.replay_size < config.sequence_length:
         raise SableError(
-            f"num_envs={config.num_envs} cannot be split into num_minibatches={config.num_minibatches} "
-            "equal parts; choose one that divides the other"
+            f"replay_size={config.replay_size} time steps cannot hold a sequence of "
+            f"sequence_length={config.sequence_length}; enlarge the one or shorten the other"
         )
-    if config.embed_dim % config.num_heads:
+    if isinstance(config, SACConfig) and config.replay_size < config.num_envs * config.rollout_length:
         raise SableError(
-            f"embed_dim={config.embed_dim} cannot be split into num_heads={config.num_heads} equal heads; "
-            "choose one that divides the other"
+            f"replay_size={config.replay_size} transitions cannot hold a rollout of "
+            f"num_envs={config.num_envs} times rollout_length={config.rollout_length}; enlarge it"
         )
 
 
@@ -280,6 +494,7 @@ _COUNT: _Rule = (lambda value: value >= 1, "of at least 1")
 _POSITIVE: _Rule = (lambda value: value > 0, "above 0")
 _NOT_NEGATIVE: _Rule = (lambda value: value >= 0, "of at least 0")
 _FRACTION: _Rule = (lambda value: 0 <= value <= 1, "from 0 to 1")
+_WIDTHS: _Rule = (lambda value: value and min(value) >= 1, "of at least 1, one or more")
 
 _RANGES: dict[str, _Rule] = {
     "task": (lambda task: all(task.partition("/")), "of the form suite/name, as `sable list` prints it"),
@@ -312,4 +527,27 @@ _RANGES: dict[str, _Rule] = {
     "num_heads": _COUNT,
     "num_blocks": _COUNT,
     "decay_scaling": _FRACTION,
+    "policy_learning_rate": _NOT_NEGATIVE,
+    "critic_learning_rate": _NOT_NEGATIVE,
+    "q_learning_rate": _NOT_NEGATIVE,
+    "temperature_learning_rate": _NOT_NEGATIVE,
+    "policy_layers": _WIDTHS,
+    "critic_layers": _WIDTHS,
+    "q_layers": _WIDTHS,
+    "recurrent_size": _COUNT,
+    "recurrent_chunk": _COUNT,
+    "num_updates_per_rollout": _COUNT,
+    "batch_size": _COUNT,
+    "polyak": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "replay_size": _COUNT,
+    "warmup_steps": _NOT_NEGATIVE,
+    "policy_delay": _COUNT,
+    "initial_temperature": _POSITIVE,
+    "target_entropy_scale": _POSITIVE,
+    "sequence_length": (lambda value: value >= 2, "of at least 2"),
+    "warmup_sequences": _COUNT,
+    "epsilon_min": _FRACTION,
+    "epsilon_decay": _NOT_NEGATIVE,
+    "target_update_period": _COUNT,
+    "mixer_size": _COUNT,
 }

@@ -45,8 +45,8 @@ def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys
     layer = MultiScaleRetention(E, H, 0.8, causal=True, cross=cross)
     keys = jax.random.split(KEY, 4)
     key, query, memory = (
-        jax.random.normal(keys[0], (T, B, N, E)),
-        jax.random.normal(keys[1], (T, B, N, E)),
+        jax.random.normal(keys[0], (B, T, N, E)),
+        jax.random.normal(keys[1], (B, T, N, E)),
         jax.random.normal(keys[2], (B, H, E // H, E // H)),
     )
     query = query if cross else key
@@ -58,10 +58,10 @@ def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys
     kernel = params["projections"]["kernel"]
     parts = jnp.split(key @ kernel, kernel.shape[1] // E, axis=-1)
     q, k, v, gate = (query @ params["query"]["kernel"], *parts) if cross else parts
-    q, k, v = (x.reshape(T, B, N, H, -1) for x in (q, k, v))
+    q, k, v = (x.reshape(B, T, N, H, -1).swapaxes(0, 1) for x in (q, k, v))
     kept, _ = retention.recurrent(q, k, v, memory, retention.kappas(H, 0.8), first, causal=True)
     normed = (kept - kept.mean(-1, keepdims=True)) / jnp.sqrt(kept.var(-1, keepdims=True) + 1e-6)
-    normed = normed.reshape(-1, E) * params["scale"][None] + params["bias"][None]
+    normed = normed.swapaxes(0, 1).reshape(-1, E) * params["scale"][None] + params["bias"][None]
     expected = (nn.swish(gate).reshape(-1, E) * normed) @ params["output"]["kernel"]
     np.testing.assert_allclose(out.reshape(-1, E), expected, atol=1e-4)
 

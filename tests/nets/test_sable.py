@@ -104,7 +104,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
         params,
         encoded,
         jnp.ones((2, 1), bool),
-        jnp.zeros(2, jnp.int32),
+        jnp.zeros((2, 16)),
         jnp.zeros((2, 2)),
         memory,
         method=Sable.decode,

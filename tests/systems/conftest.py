@@ -1,5 +1,6 @@
-"""Small rollouts of every mode of every system, each compiled once."""
+"""Small rollouts of every mode of every on-policy system, each compiled once."""
 
+import importlib
 import typing as tp
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -7,27 +8,31 @@ from functools import cache, partial
 import jax
 import pytest
 
-from sable.config import SableConfig
+from sable.config import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
 from sable.envs.probes import PROBES
-from sable.systems import ppo, sable
+from sable.systems import ppo
 from sable.training.rollout import collect, open_situation
 from sable.types import EnvSpec, PyTree, Rollout
 
-SMALL = {
-    "num_envs": 4,
-    "rollout_length": 6,
-    "num_epochs": 3,
-    "num_minibatches": 2,
-    "embed_dim": 8,
-    "num_heads": 2,
-}
+SMALL = {"num_envs": 4, "rollout_length": 6, "num_epochs": 3, "num_minibatches": 2}
+WIDTH = {"embed_dim": 8, "num_heads": 2}
+LAYERS = {"policy_layers": (8, 8), "critic_layers": (8, 8), "recurrent_size": 8}
 MODES = {
-    "memory": SableConfig(**SMALL, num_blocks=2),
-    "memoryless": SableConfig(**SMALL, memory=False),
-    "per_epoch": SableConfig(**SMALL, agent_order="per_epoch"),
-    "time_limits": SableConfig(**SMALL, bootstrap_time_limits=True),
-    "continuous": SableConfig(**SMALL),
-    "continuous_memoryless": SableConfig(**SMALL, memory=False),
+    "sable": SableConfig(**SMALL, **WIDTH, num_blocks=2),
+    "sable-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
+    "sable-per_epoch": SableConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
+    "sable-time_limits": SableConfig(**SMALL, **WIDTH, bootstrap_time_limits=True),
+    "sable-continuous": SableConfig(**SMALL, **WIDTH),
+    "sable-continuous-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
+    "mat": MATConfig(**SMALL, **WIDTH, num_blocks=2),
+    "mat-per_epoch": MATConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
+    "mat-continuous": MATConfig(**SMALL, **WIDTH, rms_norm=True, swiglu=True),
+    "ippo": ActorCriticConfig(**SMALL, **LAYERS),
+    "ippo-memory": ActorCriticConfig(**SMALL, **LAYERS, memory=True),
+    "ippo-continuous-memory-chunks": ActorCriticConfig(**SMALL, **LAYERS, memory=True, recurrent_chunk=3),
+    "mappo-continuous": ActorCriticConfig(**SMALL, **LAYERS),
+    "mappo-memory-chunks": ActorCriticConfig(**SMALL, **LAYERS, memory=True, recurrent_chunk=2),
+    "mappo-memory-time_limits": ActorCriticConfig(**SMALL, **LAYERS, memory=True, bootstrap_time_limits=True),
 }
 
 
@@ -35,23 +40,27 @@ MODES = {
 class Played:
     """A system that has played a little: short episodes, so that boundaries lie inside the rollout."""
 
-    config: SableConfig
+    config: PPOConfig
     spec: EnvSpec
     policy: ppo.Policy
     learn: tp.Callable
     learner: PyTree
     rollout: Rollout
 
+    @property
+    def memory(self) -> bool:
+        return getattr(self.config, "memory", False)
+
 
 @cache
-def play(name: str) -> Played:
-    config = MODES[name]
+def play(mode: str) -> Played:
+    config, parts = MODES[mode], mode.split("-")
     env = PROBES["recall"]
-    if name == "time_limits":
+    if "time_limits" in parts:
         env = replace(env, times_out=True)
-    if name.startswith("continuous"):
+    if "continuous" in parts:
         env = replace(PROBES["continuous"], spec=replace(PROBES["continuous"].spec, time_limit=4))
-    policy = sable.make_policy(env.spec, config)
+    policy = importlib.import_module(f"sable.systems.{parts[0]}").make_policy(env.spec, config)
     system = ppo.make(policy, config, env.spec)
 
     @jax.jit

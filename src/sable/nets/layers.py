@@ -1,6 +1,7 @@
 """Layers shared by the sequence networks."""
 
 import typing as tp
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -8,7 +9,30 @@ import jax.numpy as jnp
 from flax.linen.initializers import orthogonal
 from jaxtyping import Array, Float, Int
 
-RMSNorm = nn.RMSNorm  # epsilon 1e-6, one learned scale per channel
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def spread(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*b E"]:
+    """`x` for every token. Its gradient, a sum over tokens, is taken as a matrix product: XLA's CPU
+    reductions over leading axes are several times slower."""
+    return jnp.broadcast_to(x, shape)
+
+
+def _spread_backward(shape: tuple[int, ...], _: None, gradient: Array) -> tuple[Array]:
+    gradient = gradient.reshape(-1, shape[-1])
+    return ((jnp.ones((1, gradient.shape[0])) @ gradient)[0],)
+
+
+spread.defvjp(lambda x, shape: (spread(x, shape), None), _spread_backward)
+
+
+class RMSNorm(nn.Module):
+    """scale * x / sqrt(mean(x^2) + 1e-6), one learned scale per channel."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
+        return x * spread(scale, x.shape)
 
 
 def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str | None = None) -> nn.Dense:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float
 
+from sable.nets.layers import spread
 from sable.ops import retention
 
 
@@ -13,8 +14,8 @@ class MultiScaleRetention(nn.Module):
     """Retention of `query` over `key`, whose stream also gives the values and the gate (SPEC section 1).
 
     Three ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent
-    while decoding. `memory` is () in
-    the first two where nothing is to be remembered.
+    while decoding. `memory` is () in the first two where nothing is to be remembered. Sequences are laid out
+    environment by environment, so that cutting them into chunks moves nothing.
     """
 
     width: int
@@ -37,17 +38,18 @@ class MultiScaleRetention(nn.Module):
 
     def sequence(
         self,
-        query: Float[Array, "T B N E"],  # the same as `key` unless `cross`
-        key: Float[Array, "T B N E"],
+        query: Float[Array, "B T N E"],  # the same as `key` unless `cross`
+        key: Float[Array, "B T N E"],
         memory: Float[Array, "B H d d"] | tuple[()],
         first: Bool[Array, "T B"],
-    ) -> tuple[Float[Array, "T B N E"], Float[Array, "B H d d"] | tuple[()]]:
+    ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """The layer's output for every token, and the memory after the last timestep."""
         q, k, v, gate = self._project(query, key)
         if isinstance(memory, tuple):
             return self._finish(retention.within(q, k, v, causal=self.causal), gate), ()
+        q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
         out, memory = retention.chunkwise(q, k, v, memory, self._kappa(), first, causal=self.causal)
-        return self._finish(out, gate), memory
+        return self._finish(out.swapaxes(0, 1), gate), memory
 
     def timestep(
         self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
@@ -85,5 +87,5 @@ class MultiScaleRetention(nn.Module):
         mean = out.mean(axis=-1, keepdims=True)
         out = out - mean
         out = out * jax.lax.rsqrt(jnp.square(out).mean(axis=-1, keepdims=True) + 1e-6)
-        scale, bias = (jnp.broadcast_to(x, gate.shape) for x in (self.scale, self.bias))
+        scale, bias = (spread(x, gate.shape) for x in (self.scale, self.bias))
         return self.output(nn.swish(gate) * (out.reshape(gate.shape) * scale + bias))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float, Int
@@ -142,7 +143,9 @@ class Sable(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Each agent's distribution given the actions of those before it, and each agent's value."""
-        clock, pasts = self._clock(time), self._pasts(memory)
+        # Inside, environment by environment: see MultiScaleRetention.
+        view, legal, time, action = (x.swapaxes(0, 1) for x in (view, legal, time, action))
+        clock, pasts = self.clock(time)[..., None, :], self._pasts(memory)
         x = self._embed_view(view, ids)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
@@ -151,14 +154,15 @@ class Sable(nn.Module):
             x = block.sequence(
                 x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first
             )
-        return self._distribution(x, legal), self.value_head(encoded)[..., 0]
+        distribution, value = self._distribution(x, legal), self.value_head(encoded)[..., 0]
+        return jax.tree.map(lambda x: x.swapaxes(0, 1), (distribution, value))
 
     def encode(
         self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: Memory
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
         """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in
         its encoder part)."""
-        clock, x, new = self._clock(time), self._embed_view(view, ids), []
+        clock, x, new = self.clock(time)[:, None], self._embed_view(view, ids), []
         for block, past in zip(self.encoder, self._pasts(memory), strict=True):
             x, encoder = block.timestep(x, clock, past and past.encoder)
             new.append(encoder)
@@ -175,23 +179,22 @@ class Sable(nn.Module):
         self,
         encoded: Float[Array, "B E"],
         legal: Bool[Array, "B A"],
-        time: Int[Array, " B"],
+        clock: Float[Array, "B _"],  # see `clock`
         previous: Array,  # the squashed action of the agent before, or `start_token`
         memory: Memory,
     ) -> tuple[Distribution, Memory]:
         """The next agent's distribution, and the memory that now holds it."""
-        clock = self._clock(time)[:, 0]
         x, new = self._embed_action(previous), []
         for block, past in zip(self.decoder, memory, strict=True):
             x, past = block.token(x, encoded, clock, past)
             new.append(past)
         return self._distribution(x, legal), tuple(new)
 
-    def _clock(self, time):
+    def clock(self, time: Int[Array, "*b"]) -> Float[Array, "*b _"]:
         """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
         if not self.config.memory:
-            return jnp.zeros((*time.shape, 1, 1))
-        return time_encoding(time, self.config.embed_dim)[..., None, :]
+            return jnp.zeros((*time.shape, 1))
+        return time_encoding(time, self.config.embed_dim)
 
     def _pasts(self, memory: Memory) -> tuple:
         """What each block remembers, () each where nothing is."""

@@ -194,12 +194,12 @@ def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
     first = first.reshape(-1, chunk, num_envs)
 
     def cut(x):  # [T, B, N, H, d] -> [chunks, B, H, chunk * N, d]
-        x = x.reshape(-1, chunk, *x.shape[1:]).transpose(0, 2, 4, 1, 3, 5)
-        return x.reshape(*x.shape[:3], -1, width)
+        x = x.swapaxes(0, 1).reshape(num_envs, -1, chunk * num_agents, num_heads, width)
+        return x.transpose(1, 0, 3, 2, 4)
 
     def join(x):
-        x = x.reshape(-1, num_envs, num_heads, chunk, num_agents, width).transpose(0, 3, 1, 4, 2, 5)
-        return x.reshape(num_steps, *x.shape[2:])
+        x = x.transpose(1, 0, 3, 2, 4)
+        return x.reshape(num_envs, num_steps, num_agents, num_heads, width).swapaxes(0, 1)
 
     q, k, v = cut(q), cut(k), cut(v)
     weight = jax.vmap(partial(token_decay, num_agents=num_agents, causal=causal), (0, None))(first, kappa)

@@ -2,18 +2,16 @@
 
 import importlib
 
-from sable.errors import SableError, suggest
+from sable.config import SYSTEM_CONFIGS, check_actions, own_system
 from sable.systems.base import System
 from sable.types import EnvSpec
 
-SYSTEMS = {"sable": "sable.systems.sable"}
+SYSTEMS = {name: f"sable.systems.{name}" for name in SYSTEM_CONFIGS}
 """Name -> the module whose `make(spec, config)` builds it."""
 
 
 def make(name: str, spec: EnvSpec, config) -> System:
     """The named system for this kind of environment."""
-    if name not in SYSTEMS:
-        raise SableError(
-            f"unknown system {name!r}{suggest(name, SYSTEMS)}; known systems: {', '.join(SYSTEMS)}"
-        )
-    return importlib.import_module(SYSTEMS[name]).make(spec, config)
+    check_actions(name, discrete=spec.discrete, task="this environment")
+    module = importlib.import_module(SYSTEMS[name]) if name in SYSTEMS else own_system(name)
+    return module.make(spec, config)

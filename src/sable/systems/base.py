@@ -17,12 +17,15 @@ from sable.types import Decision, Metrics, Observation, PyTree, Rollout
 
 
 class Learner(tp.Protocol):
-    """Any struct with `params` and `hyper`; everything else in it is the system's own business."""
+    """Any struct with these fields; everything else in it is the system's own business."""
 
     params: PyTree
     hyper: PyTree
     """The numbers that need no recompilation, as array leaves, so that a batch of them can share one
     program."""
+    replay: PyTree
+    """Stored experience, or (). It alone is not put back when an update is undone because something in it
+    stopped being finite: that would cost a copy of it in every update."""
 
 
 class System(tp.NamedTuple):

@@ -23,6 +23,7 @@ class Acted:
     raw: Array  # [.., N] or [.., N, action_size], the action as it was sampled, before squashing and scaling
     log_prob: Array  # [.., N]
     value: Array  # [.., N]
+    memory: PyTree = ()  # what was remembered before acting, where learning starts in mid-rollout
 
 
 @struct
@@ -46,18 +47,21 @@ class Policy(tp.NamedTuple):
     """(params, observation [B], memory, order) -> [B, N]"""
     evaluate: tp.Callable[[PyTree, Transition, PyTree, Array, Array], Evaluation]
     """(params, steps [T, B], start memory [B], order, key) -> Evaluation"""
-    sequential: bool
-    """Whether time must stay in order while learning."""
-    agent_order: str
-    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, or `per_epoch`, for learning
-    only."""
+    learning_rate: PyTree
+    """Adam's step size, or one for each entry of the parameters, whose gradients are then clipped apart."""
+    chunk: int
+    """How many contiguous time steps `evaluate` is given: 1 where each stands alone. Where it is neither 1
+    nor the whole rollout, `Acted.memory` says what each chunk begins with."""
+    agent_order: str = "natural"
+    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, `per_epoch`, for learning
+    only, or never."""
 
 
 @struct
 class Hyper:
     """The numbers a batch of learners can differ in while sharing one program."""
 
-    learning_rate: Array
+    learning_rate: PyTree
     discount: Array
     gae_lambda: Array
     clip_eps: Array
@@ -72,6 +76,7 @@ class PPOLearner:
     opt_state: PyTree
     order: Array  # [N] the order agents act in
     num_updates: Array
+    replay: tuple = ()
 
 
 @struct
@@ -87,14 +92,21 @@ class Batch:
 def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
     """The system that trains `policy` by PPO."""
     natural = jnp.arange(spec.num_agents)
-    per_rollout = policy.agent_order == "per_rollout"
+    per_rollout, per_epoch = (policy.agent_order == name for name in ("per_rollout", "per_epoch"))
+    chunk = min(policy.chunk, config.rollout_length)
     decay_updates = config.learning_rate_horizon / (config.num_envs * config.rollout_length)
 
     def optimiser(learner: PPOLearner) -> optax.GradientTransformation:
-        rate = learner.hyper.learning_rate
-        if config.learning_rate_horizon:
-            rate = rate * jnp.maximum(0.0, 1.0 - learner.num_updates / decay_updates)
-        return optax.chain(optax.clip_by_global_norm(learner.hyper.max_grad_norm), optax.adam(rate, eps=1e-5))
+        def one(rate: Array) -> optax.GradientTransformation:
+            if config.learning_rate_horizon:
+                rate = rate * jnp.maximum(0.0, 1.0 - learner.num_updates / decay_updates)
+            clip = optax.clip_by_global_norm(learner.hyper.max_grad_norm)
+            return optax.chain(clip, optax.adam(rate, eps=1e-5))
+
+        rates = learner.hyper.learning_rate
+        if not isinstance(rates, dict):
+            return one(rates)
+        return optax.multi_transform({name: one(rate) for name, rate in rates.items()}, {n: n for n in rates})
 
     def init(key: Array, hyper: Hyper) -> PPOLearner:
         params_key, order_key = jax.random.split(key)
@@ -152,20 +164,18 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
 
     def learn(learner: PPOLearner, rollout: Rollout, key: Array) -> tuple[PPOLearner, Metrics]:
         advantage, target = estimate(learner, rollout)
-        steps = rollout.steps
-        if not policy.sequential:  # every timestep stands alone, so each becomes an environment of its own
-            steps, advantage, target = jax.tree.map(
-                lambda x: x.reshape(1, -1, *x.shape[2:]), (steps, advantage, target)
-            )
-        num_columns = steps.first.shape[1]
+        whole = Batch(steps=rollout.steps, advantage=advantage, target=target, memory=rollout.start_memory)
+        if chunk < config.rollout_length:
+            whole = cut(whole, chunk)
+        num_columns = whole.steps.first.shape[1]
 
         def minibatch(learner: PPOLearner, now: tuple[Array, Array, Array]) -> tuple[PPOLearner, Metrics]:
             columns, order, key = now
             batch = Batch(
-                steps=tree.take(steps, columns, axis=1),
-                advantage=advantage[:, columns],
-                target=target[:, columns],
-                memory=tree.take(rollout.start_memory, columns),
+                steps=tree.take(whole.steps, columns, axis=1),
+                advantage=whole.advantage[:, columns],
+                target=whole.target[:, columns],
+                memory=tree.take(whole.memory, columns),
             )
             gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, learner.hyper, batch, order, key)
             updates, opt_state = optimiser(learner).update(gradient, learner.opt_state)
@@ -179,7 +189,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             # The stored rollout is indexed, never permuted and carried: trajectories and memories cannot
             # part ways.
             columns = jax.random.permutation(columns_key, num_columns).reshape(config.num_minibatches, -1)
-            order = learner.order if per_rollout else jax.random.permutation(order_key, natural)
+            order = jax.random.permutation(order_key, natural) if per_epoch else learner.order
             orders = jnp.broadcast_to(order, (config.num_minibatches, spec.num_agents))
             keys = jax.random.split(loss_key, config.num_minibatches)
             return jax.lax.scan(minibatch, learner, (columns, orders, keys))
@@ -190,7 +200,14 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         learner = replace(learner, order=order, num_updates=learner.num_updates + 1)
         return learner, jax.tree.map(jnp.mean, metrics)
 
-    hyper = Hyper(**{name: jnp.float32(getattr(config, name)) for name in Hyper.__dataclass_fields__})
+    hyper = Hyper(
+        learning_rate=jax.tree.map(jnp.float32, policy.learning_rate),
+        discount=jnp.float32(config.discount),
+        gae_lambda=jnp.float32(config.gae_lambda),
+        clip_eps=jnp.float32(config.clip_eps),
+        entropy_weight=jnp.float32(config.entropy_weight),
+        max_grad_norm=jnp.float32(config.max_grad_norm),
+    )
     return System(
         hyper=hyper,
         init=init,
@@ -200,3 +217,20 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         final=final,
         learn=learn,
     )
+
+
+def cut(batch: Batch, chunk: int) -> Batch:
+    """The batch with its time cut into contiguous chunks, each an environment of its own.
+
+    [T, B] becomes [chunk, T / chunk * B], and each chunk begins with the memory it was acted with.
+    """
+
+    def column(x: Array) -> Array:
+        x = x.reshape(-1, chunk, *x.shape[1:]).swapaxes(0, 1)
+        return x.reshape(chunk, -1, *x.shape[3:])
+
+    acted = batch.steps.extras
+    bare = replace(batch.steps, extras=replace(acted, memory=()))
+    steps, advantage, target = jax.tree.map(column, (bare, batch.advantage, batch.target))
+    memory = jax.tree.map(lambda x: column(x)[0], acted.memory)
+    return Batch(steps=steps, advantage=advantage, target=target, memory=memory)

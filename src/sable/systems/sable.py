@@ -29,7 +29,8 @@ def make_policy(spec: EnvSpec, config: SableConfig) -> ppo.Policy:
         act=partial(act, net),
         value=partial(value, net),
         evaluate=partial(evaluate, net),
-        sequential=config.memory,
+        learning_rate=config.learning_rate,
+        chunk=config.rollout_length if config.memory else 1,
         agent_order=config.agent_order,
     )
 
@@ -63,10 +64,12 @@ def act(
         key, (net.spec.num_agents, num_envs, size)
     )
 
+    clock = _apply(net, params, Sable.clock, time)
+
     def agent(carry, now):
         memory, previous = carry
         encoded, legal, noise = now
-        distribution, memory = _apply(net, params, Sable.decode, encoded, legal, time, previous, memory)
+        distribution, memory = _apply(net, params, Sable.decode, encoded, legal, clock, previous, memory)
         raw = distribution.sample_with(noise)
         told = next_token(net.spec, distribution.squash(raw))
         return (memory, told), (raw, distribution.scale(raw), distribution.log_prob(raw))

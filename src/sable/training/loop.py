@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sable.config import PPOConfig, RunConfig
+from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.errors import SableError
 from sable.systems.base import System
@@ -45,7 +45,7 @@ def train(
     env: Env,
     system: System,
     run: RunConfig,
-    config: PPOConfig,
+    config: SystemConfig,
     directory: Path,
     *,
     resume: bool = False,
@@ -133,7 +133,7 @@ def evaluate(
     env: Env,
     system: System,
     run: RunConfig,
-    config: PPOConfig,
+    config: SystemConfig,
     directory: Path,
     *,
     episodes: int,
@@ -184,8 +184,7 @@ class Compiler:
 
     def __init__(self, run: RunConfig):
         self.precision = run.precision
-        deterministic = run.deterministic and jax.default_backend() == "gpu"
-        self.options: dict[str, str | bool] = {"xla_gpu_deterministic_ops": True} if deterministic else {}
+        self.options = options(run)
         self.seconds = 0.0
 
     def __call__(self, function: tp.Callable, *args: PyTree, donate: bool = False) -> tp.Callable:
@@ -196,6 +195,14 @@ class Compiler:
         compiled = lowered.compile(compiler_options=self.options)
         self.seconds += time.monotonic() - began
         return compiled
+
+
+def options(run: RunConfig) -> dict[str, str | bool]:
+    """What the compiler is told, on this machine."""
+    if jax.default_backend() == "gpu":
+        return {"xla_gpu_deterministic_ops": True} if run.deterministic else {}
+    # XLA may hand matrix products, elementwise work and reductions to YNNPACK; its reductions are slow.
+    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 
 
 class Clock:

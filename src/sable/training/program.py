@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.config import PPOConfig, RunConfig
+from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.ops import tree
 from sable.systems.base import System
@@ -58,7 +58,7 @@ class Program(tp.NamedTuple):
     """State -> statistics [episodes] of the best parameters"""
 
 
-def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) -> Program:
+def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig) -> Program:
     """The functions of this run, pure and not yet compiled."""
 
     @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
@@ -88,7 +88,8 @@ def make_program(env: Env, system: System, run: RunConfig, config: PPOConfig) ->
             halted=state.halted,
         )
         halted = jnp.where((state.halted < 0) & broken.any(), jnp.argmax(broken), state.halted)
-        return replace(tree.select(halted < 0, new, state), halted=halted)
+        kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
+        return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
 
     def start(seed: Array) -> State:
         learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
@@ -135,6 +136,10 @@ def one_by_one(start: tp.Callable[[Array], State]) -> tp.Callable[[Array], State
     XLA's CPU thread
     pool and wait for each other for ever (jaxlib 0.10.2, two cores)."""
     return lambda seeds: jax.lax.map(start, seeds)
+
+
+def _without_replay(state: RunState) -> RunState:
+    return replace(state, learner=replace(state.learner, replay=()))
 
 
 def _poison(params: PyTree) -> Array:
