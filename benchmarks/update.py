@@ -1,9 +1,9 @@
 """Where the time of one update goes: environment, acting, learning; with compile time and XLA's own count of
 temporary memory.
 
-    python benchmarks/update.py rware/tiny-4ag null/32ag
+    python benchmarks/update.py rware/tiny-4ag null/32ag --systems sable mat ippo
 
-One JSON line per task, then a table. Seconds are medians over `--repeats` updates after one warm-up;
+One JSON line per task and system, then a table. Seconds are medians over `--repeats` updates after one warm-up;
 CPU-seconds are those of all threads, so
 that they compare between machines with different numbers of cores. The reference's figures quoted in
 docs/results.md were taken at the
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from sable import envs, systems
-from sable.config import RunConfig, SableConfig
+from sable.config import RunConfig, SystemConfig, field_names, system_config
 from sable.envs import wrappers
 from sable.training.loop import options
 from sable.training.program import make_program
@@ -67,10 +67,10 @@ def play_blindly(env, length, num_envs, situation: Situation, key):
     return jax.lax.scan(step, (situation.env_state, situation.timestep), jax.random.split(key, length))
 
 
-def benchmark(task: str, config: SableConfig, num_seeds: int, repeats: int) -> dict:
-    """Seconds of every part of one update of `task`."""
+def benchmark(task: str, name: str, config: SystemConfig, num_seeds: int, repeats: int) -> dict:
+    """Seconds of every part of one update of a system on `task`."""
     env = envs.make(task)
-    system = systems.make("sable", env.spec, config)
+    system = systems.make(name, env.spec, config)
     program = make_program(env, system, RunConfig(task=task), config)
     state = jax.jit(partial(jax.lax.map, program.start))(jnp.arange(num_seeds, dtype=jnp.uint32)).run
     parts = {}
@@ -91,6 +91,7 @@ def benchmark(task: str, config: SableConfig, num_seeds: int, repeats: int) -> d
     parameters = sum(leaf[0].size for leaf in jax.tree.leaves(state.learner.params))
     return {
         "task": task,
+        "system": name,
         "seeds": num_seeds,
         "parameters": parameters,
         "steps_per_second": steps / parts["update"]["seconds"],
@@ -111,16 +112,22 @@ def main() -> None:
     parser.add_argument("--embed-dim", type=int, default=64)
     parser.add_argument("--num-heads", type=int, default=1)
     parser.add_argument("--num-blocks", type=int, default=1)
-    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, help="default: the system's own")
+    parser.add_argument("--systems", nargs="+", default=["sable"])
     parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = vars(parser.parse_args())
-    tasks, num_seeds, repeats = (arguments.pop(name) for name in ("tasks", "num_seeds", "repeats"))
+    arguments = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    tasks, names, num_seeds, repeats = (
+        arguments.pop(name) for name in ("tasks", "systems", "num_seeds", "repeats")
+    )
     rows = []
     for task in tasks:
-        rows.append(benchmark(task, SableConfig(**arguments), num_seeds, repeats))
-        print(json.dumps(rows[-1]), flush=True)
-    print(f"\n{'task':<18}{'environment':>12}{'acting':>9}{'learning':>10}", end="")
+        for name in names:
+            config_class = system_config(name)
+            fields = {key: value for key, value in arguments.items() if key in field_names(config_class)}
+            rows.append(benchmark(task, name, config_class(**fields), num_seeds, repeats))
+            print(json.dumps(rows[-1]), flush=True)
+    print(f"\n{'task':<18}{'system':<8}{'environment':>12}{'acting':>9}{'learning':>10}", end="")
     print(f"{'update, CPU-s':>15}{'compile, s':>12}{'steps/s':>10}")
     for row in rows:
         total = row["collect_cpu_seconds"] + row["learn_cpu_seconds"]
@@ -130,7 +137,7 @@ def main() -> None:
             row["learn_cpu_seconds"],
         )
         print(
-            f"{row['task']:<18}{shares[0] / total:>12.0%}{shares[1] / total:>9.0%}{shares[2] / total:>10.0%}"
+            f"{row['task']:<18}{row['system']:<8}{shares[0] / total:>12.0%}{shares[1] / total:>9.0%}{shares[2] / total:>10.0%}"
             f"{row['update_cpu_seconds']:>15.3f}{row['update_compile_seconds']:>12.1f}{row['steps_per_second']:>10,.0f}"
         )
 

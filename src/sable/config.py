@@ -80,11 +80,14 @@ class PPOConfig(SystemConfig):
     gae_lambda: float = 0.9
     """Decay of the generalised advantage estimate."""
     clip_eps: float = 0.2
-    """Clipping of the probability ratio and of the value's change."""
+    """Clipping of the probability ratio, and of the value's change with `clip_value`."""
     entropy_weight: float = 0.01
     """Weight of the entropy bonus."""
     value_weight: float = 0.5
     """Weight of the value loss."""
+    clip_value: bool = True
+    """Clip the value's change in an update too. It then moves by `clip_eps` at most: far too slow where
+    returns are large."""
     bootstrap_time_limits: bool = False
     """Go on valuing the future where an episode only ran out of time. The paper does not."""
 

@@ -52,6 +52,14 @@ class Played:
         return getattr(self.config, "memory", False)
 
 
+def shaken(params: PyTree, key: jax.Array) -> PyTree:
+    """Parameters away from where they start, where heads and attention say next to nothing."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    noise = [0.1 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.map(jax.numpy.add, params, jax.tree.unflatten(structure, noise))
+
+
 @cache
 def play(mode: str) -> Played:
     config, parts = MODES[mode], mode.split("-")
@@ -65,8 +73,9 @@ def play(mode: str) -> Played:
 
     @jax.jit
     def rollout(key):
-        learner_key, env_key, first_key, second_key = jax.random.split(key, 4)
+        learner_key, shake_key, env_key, first_key, second_key = jax.random.split(key, 5)
         learner = system.init(learner_key, system.hyper)
+        learner = replace(learner, params=shaken(learner.params, shake_key))
         # Another pace than the episodes': after five steps the second rollout starts in the middle of one.
         gather = partial(collect, env, system, learner, pool_size=4)
         situation = open_situation(env, system, env_key, config.num_envs)

@@ -149,7 +149,8 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         now = policy.evaluate(params, batch.steps, batch.memory, order, key)
         ratio = jnp.exp(now.log_prob - acted.log_prob)
         actor = clipped_surrogate(ratio, standardise(batch.advantage), hyper.clip_eps).mean()
-        critic = clipped_value_error(now.value, acted.value, batch.target, hyper.clip_eps).mean()
+        reach = hyper.clip_eps if config.clip_value else jnp.inf
+        critic = clipped_value_error(now.value, acted.value, batch.target, reach).mean()
         entropy = now.entropy.mean()
         total = actor + config.value_weight * critic - hyper.entropy_weight * entropy
         return total, {

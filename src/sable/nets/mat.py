@@ -1,0 +1,279 @@
+"""The MAT network: an attention encoder over views, a causal attention decoder over actions, both among the
+agents of one timestep (SPEC section 4)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.initializers import normal, orthogonal
+from jaxtyping import Array, Bool, Float, Int
+
+from sable.config import MATConfig
+from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, spread
+from sable.nets.sable import next_token, start_token
+from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.types import EnvSpec, struct
+
+
+@struct
+class Cache:
+    """What the decoder keeps of the agents that have acted in this timestep: their keys and values, side by
+    side, [B, N, 2E] in each of its attentions."""
+
+    own: tuple[Array, ...]  # one per block
+    cross: tuple[Array, ...]  # one per block
+    index: Array  # how many agents have acted
+
+
+class LayerNorm(nn.Module):
+    """scale * (x - mean) / sqrt(variance + 1e-6) + bias, one learned scale and bias per channel."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        x = x - x.mean(axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
+        return x * spread(scale, x.shape) + spread(bias, x.shape)
+
+
+class MLP(nn.Module):
+    """Dense, GELU, then a near-zero Dense, at constant width."""
+
+    width: int
+
+    def setup(self):
+        self.hidden = dense(self.width)
+        self.output = dense(self.width, 0.01)
+
+    def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        return self.output(nn.gelu(self.hidden(x)))
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(d)) v in every head, of `query` over `key`, whose stream also gives the values.
+
+    Two ways in: all agents at once, and, while decoding, one agent after another.
+    """
+
+    width: int
+    num_heads: int
+    causal: bool
+    cross: bool = False
+    """Whether queries come from another stream than keys; else one product makes all three projections."""
+
+    def setup(self):
+        if self.cross:
+            self.query = dense(self.width, 0.01, bias=False)
+        parts = 2 if self.cross else 3
+        self.projections = nn.Dense(parts * self.width, use_bias=False, kernel_init=_orthogonal_parts)
+        # Keys have no bias: it would add the same to all scores of a query, which the softmax does not see.
+        self.query_bias = self.param("query_bias", nn.initializers.zeros, (self.width,))
+        self.value_bias = self.param("value_bias", nn.initializers.zeros, (self.width,))
+        self.output = dense(self.width, 0.01)
+
+    def __call__(
+        self,
+        query: Float[Array, "*b N E"],  # the same as `key` unless `cross`
+        key: Float[Array, "*b N E"],
+    ) -> Float[Array, "*b N E"]:
+        """The layer's output for every agent."""
+        q, keys_values = self._project(query, key)
+        num_agents = query.shape[-2]
+        visible = jnp.tri(num_agents, dtype=bool) if self.causal else jnp.ones((num_agents,) * 2, bool)
+        return self._attend(q, keys_values, visible)
+
+    def token(
+        self,
+        query: Float[Array, "B E"],
+        key: Float[Array, "B E"],
+        cache: Float[Array, "B N 2*E"],
+        index: Array,
+    ) -> tuple[Float[Array, "B E"], Float[Array, "B N 2*E"]]:
+        """The output for agent `index`, and the cache that now holds it."""
+        q, keys_values = self._project(query, key)
+        cache = jax.lax.dynamic_update_index_in_dim(cache, keys_values, index, axis=1)
+        visible = jnp.arange(cache.shape[1]) <= index
+        return self._attend(q[:, None], cache, visible[None])[:, 0], cache
+
+    def _project(self, query, key):
+        """Queries, and keys and values side by side."""
+        if self.cross:
+            q, keys_values = self.query(query), self.projections(key)
+        else:
+            q, keys_values = jnp.split(self.projections(key), [self.width], axis=-1)
+        return q + spread(self.query_bias, q.shape), keys_values
+
+    def _attend(self, q, keys_values, visible):
+        """The output for queries [*b, n, E] over keys and values [*b, N, 2E], as far as `visible` [n, N]."""
+        k, v = jnp.split(keys_values, 2, axis=-1)
+        shape, (q, k, v) = q.shape, (x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v))
+        scores = jnp.einsum("...nhi,...mhi->...hnm", q, k) * q.shape[-1] ** -0.5
+        visible = jnp.broadcast_to(visible, scores.shape)
+        weights = nn.softmax(jnp.where(visible, scores, jnp.finfo(scores.dtype).min))
+        out = jnp.einsum("...hnm,...mhj->...nhj", weights, v).reshape(shape)
+        # Weights sum to one: a bias of the values comes out as it went in.
+        return self.output(out + spread(self.value_bias, shape))
+
+
+class EncoderBlock(nn.Module):
+    """a = norm(x + attention(x)); norm(a + feed_forward(a))."""
+
+    config: MATConfig
+
+    def setup(self):
+        self.norms = [_norm(self.config) for _ in range(2)]
+        self.attention = _attention(self.config, causal=False)
+        self.feed_forward = _feed_forward(self.config)
+
+    def __call__(self, x: Float[Array, "*b N E"]) -> Float[Array, "*b N E"]:
+        a = self.norms[0](x + self.attention(x, x))
+        return self.norms[1](a + self.feed_forward(a))
+
+
+class DecoderBlock(nn.Module):
+    """r = norm(x + attention(x)); y = norm(o + attention(o over r)); norm(y + feed_forward(y))."""
+
+    config: MATConfig
+
+    def setup(self):
+        self.norms = [_norm(self.config) for _ in range(3)]
+        self.self_attention = _attention(self.config, causal=True)
+        self.cross_attention = _attention(self.config, causal=True, cross=True)
+        self.feed_forward = _feed_forward(self.config)
+
+    def __call__(self, x, encoded):
+        r = self.norms[0](x + self.self_attention(x, x))
+        return self._finish(encoded, self.cross_attention(encoded, r))
+
+    def token(self, x, encoded, own, cross, index):
+        out, own = self.self_attention.token(x, x, own, index)
+        r = self.norms[0](x + out)
+        out, cross = self.cross_attention.token(encoded, r, cross, index)
+        return self._finish(encoded, out), own, cross
+
+    def _finish(self, encoded, out):
+        y = self.norms[1](encoded + out)
+        return self.norms[2](y + self.feed_forward(y))
+
+
+class MAT(nn.Module):
+    """Encoder and decoder over a team's tokens, with the methods of `nets.sable.Sable`, so that one agent
+    loop serves both. Nothing is remembered: times, memories and `first` go unused."""
+
+    config: MATConfig
+    spec: EnvSpec
+
+    def setup(self):
+        width = self.config.embed_dim
+        self.view_norm = _norm(self.config)
+        self.view_embedding = dense(width)
+        if self.config.agent_id and not self.spec.views_carry_id:
+            self.agent_embedding = self.param(
+                "agent_embedding", normal(width**-0.5), (self.spec.num_agents, width)
+            )
+        self.embedding_norm = _norm(self.config)
+        self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
+        self.value_head = Head(width, 1)
+        # A continuous start token is all zeros, so its embedding must come from a bias.
+        self.action_embedding = dense(width, bias=not self.spec.discrete)
+        self.action_norm = RMSNorm()
+        self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
+        self.policy_head = Head(width, self.spec.num_actions or self.spec.action_size)
+        if not self.spec.discrete:
+            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+
+    def evaluate(
+        self,
+        view: Float[Array, "T B N F"],
+        legal: Bool[Array, "T B N A"],
+        time: Int[Array, "T B"],
+        action: Array,  # squashed, [T, B, N] or [T, B, N, action_size]
+        ids: Int[Array, " N"],
+        memory: tuple[()],
+        first: Bool[Array, "T B"],
+    ) -> tuple[Distribution, Float[Array, "T B N"]]:
+        """Each agent's distribution given the actions of those before it, and each agent's value."""
+        encoded, values = self._encode(view, ids)
+        x = self._embed_action(self._previous(action))
+        for block in self.decoder:
+            x = block(x, encoded)
+        return self._distribution(x, legal), values
+
+    def encode(
+        self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: tuple[()]
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], tuple[()]]:
+        """One timestep seen by all agents: (their encodings, their values, nothing remembered)."""
+        return *self._encode(view, ids), ()
+
+    def open(self, memory: tuple[()], num_envs: int) -> Cache:
+        """The cache as the first agent of a timestep finds it."""
+        empty = jnp.zeros((num_envs, self.spec.num_agents, 2 * self.config.embed_dim))
+        caches = (empty,) * self.config.num_blocks
+        return Cache(own=caches, cross=caches, index=jnp.zeros((), jnp.int32))
+
+    def decode(
+        self,
+        encoded: Float[Array, "B E"],
+        legal: Bool[Array, "B A"],
+        clock: tuple[()],
+        previous: Array,  # the squashed action of the agent before, or `start_token`
+        cache: Cache,
+    ) -> tuple[Distribution, Cache]:
+        """The next agent's distribution, and the cache that now holds it."""
+        x, owns, crosses = self._embed_action(previous), [], []
+        for block, own, cross in zip(self.decoder, cache.own, cache.cross, strict=True):
+            x, own, cross = block.token(x, encoded, own, cross, cache.index)
+            owns.append(own)
+            crosses.append(cross)
+        cache = Cache(own=tuple(owns), cross=tuple(crosses), index=cache.index + 1)
+        return self._distribution(x, legal), cache
+
+    def clock(self, time: Int[Array, "*b"]) -> tuple[()]:
+        """Nothing: each timestep stands alone."""
+        return ()
+
+    def _encode(self, view, ids):
+        x = self.view_embedding(self.view_norm(view))
+        if self.config.agent_id and not self.spec.views_carry_id:
+            team = self.agent_embedding[ids].reshape(-1)
+            x = x + spread(team, (*x.shape[:-2], team.size)).reshape(x.shape)
+        x = self.embedding_norm(nn.gelu(x))
+        for block in self.encoder:
+            x = block(x)
+        return x, self.value_head(x)[..., 0]
+
+    def _embed_action(self, token):
+        if self.spec.discrete:
+            token = nn.one_hot(token, self.spec.num_actions + 1)
+        return self.action_norm(nn.gelu(self.action_embedding(token)))
+
+    def _previous(self, action):
+        """Token i carries the action of agent i-1; the first agent of every timestep gets the start token."""
+        tokens = next_token(self.spec, action)
+        start = jnp.broadcast_to(start_token(self.spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
+        return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)
+
+    def _distribution(self, x, legal):
+        out = self.policy_head(x)
+        if self.spec.discrete:
+            return masked_categorical(out, legal)
+        std = nn.softplus(self.raw_std) + 1e-3
+        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
+
+
+def _norm(config: MATConfig) -> RMSNorm | LayerNorm:
+    return RMSNorm() if config.rms_norm else LayerNorm()
+
+
+def _feed_forward(config: MATConfig) -> SwiGLU | MLP:
+    return SwiGLU(config.embed_dim) if config.swiglu else MLP(config.embed_dim)
+
+
+def _attention(config: MATConfig, *, causal: bool, cross: bool = False) -> Attention:
+    return Attention(config.embed_dim, config.num_heads, causal, cross)
+
+
+def _orthogonal_parts(key: Array, shape: tuple[int, ...], dtype=jnp.float32) -> Array:
+    """Square orthogonal matrices side by side, each with the gain 0.01 it would have alone."""
+    keys = jax.random.split(key, shape[1] // shape[0])
+    return jnp.concatenate([orthogonal(0.01)(k, (shape[0],) * 2, dtype) for k in keys], axis=1)

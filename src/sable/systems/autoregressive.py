@@ -1,0 +1,106 @@
+"""Policies whose agents are encoded together and then act one after another: what Sable and MAT share.
+
+Agents are processed in `order`, whatever it is; what comes out is in their natural order again.
+"""
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sable.nets.mat import MAT
+from sable.nets.sable import Sable, next_token, start_token
+from sable.ops.distributions import Categorical, TanhNormal
+from sable.systems import ppo
+from sable.types import Decision, Observation, PyTree, Transition
+
+Net = Sable | MAT
+
+
+def init(net: Net, key: Array) -> PyTree:
+    """Fresh parameters, made through `evaluate`, which touches every one of them."""
+    spec = net.spec
+    team = (1, 1, spec.num_agents)
+    return net.init(
+        key,
+        view=jnp.zeros((*team, spec.view_size)),
+        legal=jnp.ones((*team, spec.num_actions or 1), bool),
+        time=jnp.zeros((1, 1), jnp.int32),
+        action=jnp.zeros(team, jnp.int32) if spec.discrete else jnp.zeros((*team, spec.action_size)),
+        ids=jnp.arange(spec.num_agents),
+        memory=(),  # parameters do not depend on it
+        first=jnp.ones((1, 1), bool),
+        method=net.evaluate,
+    )
+
+
+def act(
+    net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array
+) -> Decision:
+    """One decision for the whole team: all agents encoded at once, then decoded in `order`, one by one."""
+    view, legal = observation.view[:, order], observation.legal[:, order]
+    num_envs, time = view.shape[0], observation.time
+    encoded, values, memory = _apply(net, params, net.encode, view, time, order, memory)
+    size = net.spec.num_actions or net.spec.action_size
+    noise = (Categorical if net.spec.discrete else TanhNormal).noise(
+        key, (net.spec.num_agents, num_envs, size)
+    )
+
+    clock = _apply(net, params, net.clock, time)
+
+    def agent(carry, now):
+        told, previous = carry
+        encoded, legal, noise = now
+        distribution, told = _apply(net, params, net.decode, encoded, legal, clock, previous, told)
+        raw = distribution.sample_with(noise)
+        previous = next_token(net.spec, distribution.squash(raw))
+        return (told, previous), (raw, distribution.scale(raw), distribution.log_prob(raw))
+
+    start = start_token(net.spec)
+    start = jnp.broadcast_to(start, (num_envs, *start.shape))
+    opened = _apply(net, params, net.open, memory, num_envs)
+    in_turn = jax.tree.map(lambda x: x.swapaxes(0, 1), (encoded, legal))
+    (told, _), acted = jax.lax.scan(agent, (opened, start), (*in_turn, noise))
+
+    raw, action, log_prob = (_natural(x.swapaxes(0, 1), order, axis=1) for x in acted)
+    extras = ppo.Acted(raw=raw, log_prob=log_prob, value=_natural(values, order, axis=1))
+    return Decision(action=action, memory=told if memory else (), extras=extras)
+
+
+def value(net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:
+    """Each agent's value [B, N] of a situation nobody has acted on."""
+    view = observation.view[:, order]
+    _, values, _ = _apply(net, params, net.encode, view, observation.time, order, memory)
+    return _natural(values, order, axis=1)
+
+
+def evaluate(
+    net: Net, params: PyTree, steps: Transition, memory: PyTree, order: Array, key: Array
+) -> ppo.Evaluation:
+    """What `params` say of actions already taken, agents processed in `order`."""
+    raw = steps.extras.raw[:, :, order]
+    distribution, values = _apply(
+        net,
+        params,
+        net.evaluate,
+        view=steps.observation.view[:, :, order],
+        legal=steps.observation.legal[:, :, order],
+        time=steps.observation.time,
+        action=raw if net.spec.discrete else jnp.tanh(raw),
+        ids=order,
+        memory=memory,
+        first=steps.first,
+    )
+    found = distribution.log_prob(raw), values, distribution.entropy(key)
+    log_prob, values, entropy = (_natural(x, order, axis=2) for x in found)
+    return ppo.Evaluation(log_prob=log_prob, value=values, entropy=entropy)
+
+
+def _apply(net: Net, params: PyTree, method: tp.Callable, *args: tp.Any, **named: tp.Any) -> tp.Any:
+    return net.apply(params, *args, **named, method=method)
+
+
+def _natural(x: Array, order: Array, *, axis: int) -> Array:
+    """`x`, whose agents are in `order` along `axis`, with its agents back in their natural order."""
+    return jnp.take(x, jnp.argsort(order), axis=axis)

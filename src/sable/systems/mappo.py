@@ -1,0 +1,15 @@
+"""MAPPO: IPPO with a critic of the global state."""
+
+from functools import partial
+
+from sable.config import ActorCriticConfig
+from sable.systems import ippo, ppo
+from sable.systems.base import System
+from sable.types import EnvSpec
+
+make_policy = partial(ippo.make_policy, centralised=True)
+
+
+def make(spec: EnvSpec, config: ActorCriticConfig) -> System:
+    """MAPPO for this kind of environment."""
+    return ppo.make(make_policy(spec, config), config, spec)

@@ -1,0 +1,201 @@
+"""QMIX: recurrent Q-learning over a team whose joint value rises with every agent's own (SPEC section 4)."""
+
+import typing as tp
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from sable.config import QMIXConfig
+from sable.nets.actor_critic import global_state
+from sable.nets.values import Mixer, agent_q
+from sable.ops.distributions import masked_categorical
+from sable.ops.objectives import td_target
+from sable.systems import replay as replays
+from sable.systems.base import System
+from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
+
+Networks = dict[str, PyTree]
+"""The parameters of the `agent` and of the `mixer`."""
+
+
+@struct
+class Hyper:
+    """The numbers a batch of learners can differ in while sharing one program."""
+
+    q_learning_rate: Array
+    discount: Array
+    polyak: Array
+    max_grad_norm: Array
+    epsilon_min: Array
+    epsilon_decay: Array
+
+
+@struct
+class QMIXLearner:
+    params: PyTree  # of the agents' network, all that acting needs
+    mixer: PyTree
+    target: Networks
+    hyper: Hyper
+    opt_state: PyTree  # over both networks
+    num_updates: Array  # gradient steps
+    env_steps: Array
+    replay: PyTree
+
+
+def make(spec: EnvSpec, config: QMIXConfig) -> System:
+    """QMIX for this kind of environment."""
+    agent, mixer = agent_q(config, spec), Mixer(spec.num_agents, config.mixer_size)
+    replay = replays.make(config.num_envs, config.replay_size, config.sequence_length, config.batch_size)
+
+    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+        clip = optax.clip_by_global_norm(hyper.max_grad_norm)
+        return optax.chain(clip, optax.adam(hyper.q_learning_rate))
+
+    def init(key: Array, hyper: Hyper) -> QMIXLearner:
+        agent_key, mixer_key = jax.random.split(key)
+        step = _blank(spec)
+        alone = jax.tree.map(lambda x: x[None, None], step)
+        view, state = alone.observation.view, global_state(alone.observation)
+        networks: PyTree = {
+            "agent": agent.init(agent_key, view, initial_memory(1), alone.first),
+            "mixer": mixer.init(mixer_key, alone.action.astype(view.dtype), state),
+        }
+        return QMIXLearner(
+            params=networks["agent"],
+            mixer=networks["mixer"],
+            target=jax.tree.map(jnp.copy, networks),  # a buffer cannot be donated twice
+            hyper=hyper,
+            opt_state=optimiser(hyper).init(networks),
+            num_updates=jnp.zeros((), jnp.int32),
+            env_steps=jnp.zeros((), jnp.int32),
+            replay=replay.init(step),
+        )
+
+    def initial_memory(num_envs: int) -> Array:
+        return jnp.zeros((num_envs, spec.num_agents, config.recurrent_size))
+
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        first = jnp.zeros((1, memory.shape[0]), bool)  # whoever calls has emptied the memory where it is
+        q, memory = agent.apply(params, observation.view[None], memory, first)
+        return Decision(action=masked_categorical(q[0], observation.legal).mode(), memory=memory, extras=())
+
+    def explore(learner: QMIXLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        chance_key, action_key = jax.random.split(key)
+        greedy, legal = exploit(learner.params, observation, memory, key), observation.legal
+        anything = masked_categorical(jnp.zeros(legal.shape), legal).sample(action_key)
+        adventurous = jax.random.bernoulli(chance_key, epsilon(learner), anything.shape)
+        return replace(greedy, action=jnp.where(adventurous, anything, greedy.action))
+
+    def judge(params: PyTree, batch: Transition) -> tp.Any:
+        return agent.apply(params, batch.observation.view, initial_memory(config.batch_size), batch.first)[0]
+
+    def mix(params: PyTree, q: Array, state: Array) -> tp.Any:
+        return mixer.apply(params, q, state)
+
+    def loss(networks: Networks, learner: QMIXLearner, batch: Transition) -> tuple[Array, Metrics]:
+        state = global_state(batch.observation)
+        q, target_q = judge(networks["agent"], batch), judge(learner.target["agent"], batch)
+        best = masked_categorical(q, batch.observation.legal).mode()
+        value = mix(networks["mixer"], _entry(q, batch.action)[:-1], state[:-1])
+        next_value = mix(learner.target["mixer"], _entry(target_q, best)[1:], state[1:])
+        # A time step that opens an episode says nothing of the one before.
+        goes_on = 1.0 - batch.first[1:]
+        target = td_target(batch.reward[:-1], learner.hyper.discount * goes_on, next_value)
+        error = jnp.square(value - target).mean()
+        return error, {"loss/q": error, "value/mean": value.mean(), "value/target": target.mean()}
+
+    def update(learner: QMIXLearner, batch: Transition, key: Array) -> tuple[QMIXLearner, Metrics]:
+        networks: PyTree = {"agent": learner.params, "mixer": learner.mixer}
+        gradient, metrics = jax.grad(loss, has_aux=True)(networks, learner, batch)
+        updates, opt_state = optimiser(learner.hyper).update(gradient, learner.opt_state)
+        networks = optax.apply_updates(networks, updates)
+        num_updates, pace = learner.num_updates + 1, learner.hyper.polyak
+        if config.hard_target_update:
+            pace = jnp.where(num_updates % config.target_update_period == 0, 1.0, 0.0)
+        return replace(
+            learner,
+            params=networks["agent"],
+            mixer=networks["mixer"],
+            target=optax.incremental_update(networks, learner.target, pace),
+            opt_state=opt_state,
+            num_updates=num_updates,
+        ), metrics | {"gradient/norm": optax.tree.norm(gradient)}
+
+    def ready(learner: QMIXLearner) -> Array:
+        size = replay.size(learner.replay)
+        enough = size * config.num_envs >= config.warmup_sequences * config.sequence_length
+        return enough & (size >= config.sequence_length)
+
+    learn_from_replay = replays.make_learn(
+        replay, config, lambda rollout: _keep(rollout.steps), update, ready
+    )
+
+    def learn(learner: QMIXLearner, rollout: Rollout, key: Array) -> tuple[QMIXLearner, Metrics]:
+        explored = {"exploration/epsilon": epsilon(learner)}
+        learner, metrics = learn_from_replay(learner, rollout, key)
+        env_steps = learner.env_steps + config.num_envs * config.rollout_length
+        return replace(learner, env_steps=env_steps), metrics | explored
+
+    hyper = Hyper(
+        q_learning_rate=jnp.float32(config.q_learning_rate),
+        discount=jnp.float32(config.discount),
+        polyak=jnp.float32(config.polyak),
+        max_grad_norm=jnp.float32(config.max_grad_norm),
+        epsilon_min=jnp.float32(config.epsilon_min),
+        epsilon_decay=jnp.float32(config.epsilon_decay),
+    )
+    return System(
+        hyper=hyper,
+        init=init,
+        initial_memory=initial_memory,
+        explore=explore,
+        exploit=exploit,
+        final=lambda learner, observation, memory: (),
+        learn=learn,
+    )
+
+
+def epsilon(learner: QMIXLearner) -> Array:
+    """The chance of a random action: 1 at first, falling with every environment step to its floor."""
+    return jnp.maximum(learner.hyper.epsilon_min, 1.0 - learner.hyper.epsilon_decay * learner.env_steps)
+
+
+def _keep(steps: Transition) -> Transition:
+    """The steps with one reward for the team, and without what learning does not look at."""
+    return replace(
+        steps,
+        observation=replace(steps.observation, time=()),
+        reward=steps.reward.mean(-1),
+        discount=(),
+        extras=(),
+        final=(),
+    )
+
+
+def _blank(spec: EnvSpec) -> Transition:
+    """One step as replay keeps it, all zeros."""
+    team = (spec.num_agents,)
+    observation = Observation(
+        view=jnp.zeros((*team, spec.view_size)),
+        legal=jnp.zeros((*team, spec.num_actions), bool),
+        time=jnp.zeros((), jnp.int32),
+        state=jnp.zeros(spec.state_size) if spec.state_size else (),
+    )
+    step = Transition(
+        observation=observation,
+        action=jnp.zeros(team, jnp.int32),
+        reward=jnp.zeros(team),
+        discount=jnp.zeros(()),
+        first=jnp.zeros((), bool),
+        extras=(),
+        final=(),
+    )
+    return _keep(step)
+
+
+def _entry(q: Array, action: Array) -> Array:
+    """The entry `action` [..] of `q` [.., A]; as a product, whose gradient is no scatter."""
+    return (q * jax.nn.one_hot(action, q.shape[-1])).sum(-1)

@@ -1,0 +1,297 @@
+"""Soft actor-critic over a team: what MASAC and HASAC share (SPEC section 4).
+
+The team maximises its reward, the mean over agents, and the entropy of its joint policy, the sum over agents:
+
+    y = r + gamma (min over both target critics of Q(s', a') - sum_i alpha_i log pi_i(a'_i | s')),  a' ~ pi
+
+s' is the observation that truly followed, and only a true end stops the sum: time limits are looked through.
+Critics are told actions as the policies squash them, in [-1, 1], whatever the environment's bounds.
+"""
+
+import math
+import typing as tp
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from sable.config import SACConfig
+from sable.nets.actor_critic import global_state
+from sable.nets.soft import SoftQ
+from sable.ops import tree
+from sable.ops.distributions import TanhNormal
+from sable.ops.objectives import soft_q_target
+from sable.systems import replay as replays
+from sable.systems.base import System
+from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
+
+Optimiser = optax.GradientTransformation
+Judge = tp.Callable[[Array], Array]
+"""The team's squashed actions [B, N, A] -> their value [B] in the situations at hand."""
+
+
+class Improved(tp.NamedTuple):
+    """What improving the policies leaves behind."""
+
+    params: PyTree
+    opt_state: PyTree
+    loss: Array
+    log_prob: Array  # [B, N], of actions as they were before
+
+
+class Policies(tp.NamedTuple):
+    """The agents' policies, and how they improve."""
+
+    init: tp.Callable[[Array], PyTree]
+    """key -> params"""
+    act: tp.Callable[[PyTree, Array], TanhNormal]
+    """(params, view [B, N, F]) -> the distribution of every agent's action [B, N, A]"""
+    open: tp.Callable[[Optimiser, PyTree], PyTree]
+    """(optimiser, params) -> opt_state"""
+    improve: tp.Callable[[Optimiser, PyTree, PyTree, Array, Judge, Array, Array], Improved]
+    """(optimiser, params, opt_state, view [B, N, F], judge, temperature [N], key) -> Improved"""
+
+
+@struct
+class Hyper:
+    """The numbers a batch of learners can differ in while sharing one program."""
+
+    policy_learning_rate: Array
+    q_learning_rate: Array
+    temperature_learning_rate: Array
+    initial_temperature: Array
+    target_entropy_scale: Array
+    discount: Array
+    polyak: Array
+    max_grad_norm: Array
+
+
+class Each(tp.NamedTuple):
+    """An optimiser, or its state, for each thing that learns."""
+
+    policy: tp.Any
+    q: tp.Any
+    temperature: tp.Any
+
+
+@struct
+class SACLearner:
+    params: PyTree  # of the policies, all that acting needs
+    q: PyTree  # both critics, along a leading [2]
+    target: PyTree  # likewise
+    log_temperature: Array  # [N]
+    hyper: Hyper
+    opt_states: Each
+    num_updates: Array  # gradient steps of the critics
+    env_steps: Array
+    replay: PyTree
+
+
+def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
+    """The system that trains `policies` with twin critics."""
+    critic = SoftQ(config)
+    # Policies wait for `policy_delay` steps of the critics. Where that divides the steps of a rollout, none
+    # of theirs is computed in vain; elsewhere the ones not yet due are thrown away.
+    group = math.gcd(config.num_updates_per_rollout, config.policy_delay)
+    max_length = config.replay_size // config.num_envs
+    replay = replays.make(config.num_envs, max_length, 1, group * config.batch_size)
+
+    def init(key: Array, hyper: Hyper) -> SACLearner:
+        policy_key, q_key = jax.random.split(key)
+        params, blank, optimisers = policies.init(policy_key), _blank(spec), _optimisers(hyper)
+        q = init_each(lambda key: critic.init(key, global_state(blank.observation), blank.action), q_key, 2)
+        log_temperature = jnp.full(spec.num_agents, jnp.log(hyper.initial_temperature))
+        return SACLearner(
+            params=params,
+            q=q,
+            target=jax.tree.map(jnp.copy, q),  # a buffer cannot be donated twice
+            log_temperature=log_temperature,
+            hyper=hyper,
+            opt_states=Each(
+                policy=policies.open(optimisers.policy, params),
+                q=optimisers.q.init(q),
+                temperature=optimisers.temperature.init(log_temperature),
+            ),
+            num_updates=jnp.zeros((), jnp.int32),
+            env_steps=jnp.zeros((), jnp.int32),
+            replay=replay.init(blank),
+        )
+
+    def explore(learner: SACLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        sample_key, uniform_key = jax.random.split(key)
+        distribution = policies.act(learner.params, observation.view)
+        raw = distribution.sample(sample_key)
+        anything = jnp.arctanh(jax.random.uniform(uniform_key, raw.shape, minval=-1.0))
+        return _decision(distribution, jnp.where(learner.env_steps < config.warmup_steps, anything, raw))
+
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+        distribution = policies.act(params, observation.view)
+        return _decision(distribution, distribution.sample(key))
+
+    def improve_critics(learner: SACLearner, now: tuple[Transition, Array]) -> tuple[SACLearner, Metrics]:
+        batch, key = now
+        target = targets(policies, critic, learner, batch, key)
+
+        def loss(q: PyTree) -> tuple[Array, Array]:
+            value = values(critic, q, batch.observation, batch.action)
+            return jnp.square(value - target[None]).sum(0).mean(), value.mean()
+
+        (error, value), gradient = jax.value_and_grad(loss, has_aux=True)(learner.q)
+        updates, opt_state = _optimisers(learner.hyper).q.update(gradient, learner.opt_states.q)
+        q = optax.apply_updates(learner.q, updates)
+        return replace(
+            learner,
+            q=q,
+            target=optax.incremental_update(q, learner.target, learner.hyper.polyak),
+            opt_states=learner.opt_states._replace(q=opt_state),
+            num_updates=learner.num_updates + 1,
+        ), {"loss/critic": error, "value/mean": value, "gradient/norm": optax.tree.norm(gradient)}
+
+    def improve_policies(learner: SACLearner, batch: Transition, key: Array) -> tuple[SACLearner, Metrics]:
+        seen, temperature = batch.observation, jnp.exp(learner.log_temperature)
+        improved = policies.improve(
+            _optimisers(learner.hyper).policy,
+            learner.params,
+            learner.opt_states.policy,
+            seen.view,
+            lambda action: values(critic, learner.q, seen, action).min(0),
+            temperature,
+            key,
+        )
+        learner = replace(
+            learner,
+            params=improved.params,
+            opt_states=learner.opt_states._replace(policy=improved.opt_state),
+        )
+        if config.autotune_temperature:
+            learner = tune(learner, improved.log_prob)
+        return learner, {
+            "loss/actor": improved.loss,
+            "policy/entropy": -improved.log_prob.mean(),
+            "policy/temperature": temperature.mean(),
+        }
+
+    def tune(learner: SACLearner, log_prob: Array) -> SACLearner:
+        """The learner with temperatures a step up where entropy is below its target, else a step down."""
+        target_entropy = -learner.hyper.target_entropy_scale * spec.action_size
+        gradient = -(log_prob.mean(0) + target_entropy)  # of -log alpha (log pi + target entropy)
+        updates, opt_state = _optimisers(learner.hyper).temperature.update(
+            gradient, learner.opt_states.temperature
+        )
+        return replace(
+            learner,
+            log_temperature=optax.apply_updates(learner.log_temperature, updates),
+            opt_states=learner.opt_states._replace(temperature=opt_state),
+        )
+
+    def update(learner: SACLearner, drawn: Transition, key: Array) -> tuple[SACLearner, Metrics]:
+        """A group of the critics' steps, each on a batch of its own, then the policies' if it is due."""
+        q_key, policy_key = jax.random.split(key)
+        batches = tree.split(tree.merge(drawn), (group, config.batch_size))
+        learner, metrics = jax.lax.scan(improve_critics, learner, (batches, jax.random.split(q_key, group)))
+        last = jax.tree.map(lambda x: x[-1], batches)
+        improved, policy_metrics = improve_policies(learner, last, policy_key)
+        due = learner.num_updates % config.policy_delay == 0
+        return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics) | policy_metrics
+
+    def ready(learner: SACLearner) -> Array:
+        enough = replay.size(learner.replay) * config.num_envs >= config.batch_size
+        return enough & (learner.env_steps >= config.warmup_steps)
+
+    grouped = replace(config, num_updates_per_rollout=config.num_updates_per_rollout // group)
+    learn_from_replay = replays.make_learn(
+        replay, grouped, lambda rollout: _keep(rollout.steps), update, ready
+    )
+
+    def learn(learner: SACLearner, rollout: Rollout, key: Array) -> tuple[SACLearner, Metrics]:
+        env_steps = learner.env_steps + config.num_envs * config.rollout_length
+        return learn_from_replay(replace(learner, env_steps=env_steps), rollout, key)
+
+    hyper = Hyper(
+        policy_learning_rate=jnp.float32(config.policy_learning_rate),
+        q_learning_rate=jnp.float32(config.q_learning_rate),
+        temperature_learning_rate=jnp.float32(config.temperature_learning_rate),
+        initial_temperature=jnp.float32(config.initial_temperature),
+        target_entropy_scale=jnp.float32(config.target_entropy_scale),
+        discount=jnp.float32(config.discount),
+        polyak=jnp.float32(config.polyak),
+        max_grad_norm=jnp.float32(config.max_grad_norm),
+    )
+    return System(
+        hyper=hyper,
+        init=init,
+        initial_memory=lambda num_envs: (),
+        explore=explore,
+        exploit=exploit,
+        final=lambda learner, observation, memory: _seen(observation),
+        learn=learn,
+    )
+
+
+def init_each(init: tp.Callable[[Array], PyTree], key: Array, num: int) -> PyTree:
+    """That many sets of fresh parameters along a leading axis; not by `vmap`, see `program.one_by_one`."""
+    return jax.lax.map(init, jax.random.split(key, num))
+
+
+def values(critic: SoftQ, q: PyTree, observation: Observation, action: Array) -> Array:
+    """What both critics say [2, B] of the team's squashed actions [B, N, A]."""
+    return tp.cast(Array, jax.vmap(critic.apply, (0, None, None))(q, global_state(observation), action))
+
+
+def targets(policies: Policies, critic: SoftQ, learner: SACLearner, batch: Transition, key: Array) -> Array:
+    """y [B], as above, for transitions whose `final` is what followed."""
+    distribution = policies.act(learner.params, batch.final.view)
+    raw = distribution.sample(key)
+    weighted = jnp.exp(learner.log_temperature)[None] * distribution.log_prob(raw)
+    next_value = values(critic, learner.target, batch.final, distribution.squash(raw))
+    discount = learner.hyper.discount * batch.discount
+    return soft_q_target(batch.reward, discount, next_value, weighted.sum(-1), 1.0)
+
+
+def _optimisers(hyper: Hyper) -> Each:
+    rates = Each(hyper.policy_learning_rate, hyper.q_learning_rate, hyper.temperature_learning_rate)
+    return Each(*(optax.chain(optax.clip_by_global_norm(hyper.max_grad_norm), optax.adam(r)) for r in rates))
+
+
+def _decision(distribution: TanhNormal, raw: Array) -> Decision:
+    return Decision(action=distribution.scale(raw), memory=(), extras=distribution.squash(raw))
+
+
+def _seen(observation: Observation) -> Observation:
+    """What policies and critics look at."""
+    return replace(observation, legal=(), time=())
+
+
+def _keep(steps: Transition) -> Transition:
+    """The steps as replay keeps them: squashed actions, one reward for the team, nothing nobody looks at."""
+    return replace(
+        steps,
+        observation=_seen(steps.observation),
+        action=steps.extras,
+        reward=steps.reward.mean(-1),
+        first=(),
+        extras=(),
+    )
+
+
+def _blank(spec: EnvSpec) -> Transition:
+    """One step as replay keeps it, all zeros."""
+    observation = Observation(
+        view=jnp.zeros((spec.num_agents, spec.view_size)),
+        legal=jnp.zeros((spec.num_agents, 1), bool),
+        time=jnp.zeros((), jnp.int32),
+        state=jnp.zeros(spec.state_size) if spec.state_size else (),
+    )
+    action = jnp.zeros((spec.num_agents, spec.action_size))
+    step = Transition(
+        observation=observation,
+        action=action,
+        reward=jnp.zeros(spec.num_agents),
+        discount=jnp.zeros(()),
+        first=jnp.zeros((), bool),
+        extras=action,
+        final=_seen(observation),
+    )
+    return _keep(step)
