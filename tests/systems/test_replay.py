@@ -1,5 +1,7 @@
 """Replay hands out contiguous stretches of the newest time steps, and learning waits until it may begin."""
 
+import typing as tp
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,16 +59,16 @@ def test_sequences_are_contiguous_and_of_what_is_newest(length, num_rollouts):
 
 @struct
 class Counter:
-    replay: object
-    seen: object  # sum of the times drawn
-    num_updates: object
+    replay: tp.Any
+    seen: tp.Any  # sum of the times drawn
+    num_updates: tp.Any
 
 
 @struct
 class Played:
     """As much of a rollout as `keep` below takes."""
 
-    steps: object
+    steps: tp.Any
 
 
 def test_learning_waits_until_it_is_ready_but_stores_from_the_start():

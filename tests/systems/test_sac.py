@@ -1,5 +1,6 @@
 """MASAC and HASAC: targets, delays, warm-up, temperatures, and who sees whose new actions."""
 
+import typing as tp
 from dataclasses import replace
 from functools import cache, partial
 
@@ -9,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from sable.config import HASACConfig, MASACConfig, SACConfig
+from sable.config import HASACConfig, MASACConfig
 from sable.nets.soft import SoftQ
 from sable.ops import tree
 from sable.systems import hasac, masac, sac
@@ -38,7 +39,7 @@ KEY = jax.random.key(0)
 both = pytest.mark.parametrize("name", MODULES)
 
 
-def configured(name: str, **changes) -> SACConfig:
+def configured(name: str, **changes) -> tp.Any:
     return MODULES[name][1](**SMALL | changes)
 
 
@@ -191,7 +192,7 @@ def test_time_limits_are_looked_through_and_true_ends_are_not(name, spec):
     raw = distribution.sample(KEY)
     seen = batch.final.state if spec.state_size else batch.final.view.reshape(6, -1)
     one, other = (jax.tree.map(lambda x, i=i: x[i], learner.target) for i in range(2))
-    next_value = np.minimum(*(critic.apply(q, seen, jnp.tanh(raw)) for q in (one, other)))
+    next_value = np.minimum(*(np.asarray(critic.apply(q, seen, jnp.tanh(raw))) for q in (one, other)))
     future = next_value - np.asarray(distribution.log_prob(raw)) @ np.asarray(temperature)
     limit = np.asarray(batch.discount) == 1
     reward, gamma = np.asarray(batch.reward), float(learner.hyper.discount)

@@ -51,7 +51,7 @@ class Mixer(nn.Module):
 
 def _positive(features: int, scale: float) -> nn.Sequential:
     """The mixer's weights as a function of the state, positive and of about this scale at first."""
-    # LayerNorm turns a constant state into zeros; were these biases zero too, so would all weights be, for good.
+    # LayerNorm makes a constant state zero; were these biases zero too, so would the weights be, for good.
     weights = nn.Dense(
         features,
         kernel_init=nn.initializers.variance_scaling(scale**2, "fan_in", "normal"),

@@ -23,7 +23,7 @@ def make(spec: EnvSpec, config: HASACConfig) -> System:
 
 def make_policies(spec: EnvSpec, config: HASACConfig) -> sac.Policies:
     """One policy per agent, parameters and optimiser states along a leading [N]."""
-    net = SoftPolicy(config, spec, shared=False)
+    net, natural = SoftPolicy(config, spec, shared=False), jnp.arange(spec.num_agents)
 
     def act_alone(params: PyTree, view: Array) -> tp.Any:
         return net.apply(params, view)
@@ -42,20 +42,21 @@ def make_policies(spec: EnvSpec, config: HASACConfig) -> sac.Policies:
         """Agent after agent, a step down E[alpha_i log pi_i(a_i) - Q(s, a)]: in `a`, the agents before i act
         by their new policies and the others by their old ones."""
         order_key, old_key, new_key = jax.random.split(key, 3)
-        order = jnp.arange(spec.num_agents)
-        if config.shuffle_agents:
-            order = jax.random.permutation(order_key, order)
+        order = jax.random.permutation(order_key, natural) if config.shuffle_agents else natural
         shape = (spec.num_agents, view.shape[0], spec.action_size)
         old_noise, new_noise = TanhNormal.noise(old_key, shape), TanhNormal.noise(new_key, shape)
 
         def agent(joint: Array, now: tuple) -> tuple[Array, sac.Improved]:
             index, params, opt_state, view, temperature, old_noise, new_noise = now
 
+            def with_own(action: Array) -> Array:  # fuses with what follows, as a scatter would not
+                return jnp.where((natural == index)[None, :, None], action[:, None], joint)
+
             def loss(params: PyTree) -> tuple[Array, Array]:
                 distribution = act_alone(params, view)
                 raw = distribution.sample_with(old_noise)
                 log_prob = distribution.log_prob(raw)
-                value = judge(joint.at[:, index].set(distribution.squash(raw)))
+                value = judge(with_own(distribution.squash(raw)))
                 return (temperature * log_prob - value).mean(), log_prob
 
             (found, log_prob), gradient = jax.value_and_grad(loss, has_aux=True)(params)
@@ -63,7 +64,7 @@ def make_policies(spec: EnvSpec, config: HASACConfig) -> sac.Policies:
             params = optax.apply_updates(params, updates)
             distribution = act_alone(params, view)
             new = distribution.squash(distribution.sample_with(new_noise))
-            return joint.at[:, index].set(new), sac.Improved(params, opt_state, found, log_prob)
+            return with_own(new), sac.Improved(params, opt_state, found, log_prob)
 
         distribution = act(params, view)
         joint = distribution.squash(distribution.sample_with(old_noise.swapaxes(0, 1)))

@@ -8,6 +8,7 @@ from sable.systems.base import System
 from sable.types import EnvSpec
 
 make_policy = partial(ippo.make_policy, centralised=True)
+"""(spec, config) -> the networks' side of it"""
 
 
 def make(spec: EnvSpec, config: ActorCriticConfig) -> System:
