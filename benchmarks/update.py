@@ -3,11 +3,9 @@ temporary memory.
 
     python benchmarks/update.py rware/tiny-4ag null/32ag --systems sable mat ippo
 
-One JSON line per task and system, then a table. Seconds are medians over `--repeats` updates after one warm-up;
-CPU-seconds are those of all threads, so
-that they compare between machines with different numbers of cores. The reference's figures quoted in
-docs/results.md were taken at the
-default sizes here.
+One JSON line per task and system, then a table. Seconds are medians over `--repeats` updates after one
+warm-up; CPU-seconds are those of all threads, so that they compare between machines with different numbers
+of cores. The reference's figures quoted in docs/results.md were taken at the default sizes here.
 """
 
 import argparse
@@ -137,7 +135,8 @@ def main() -> None:
             row["learn_cpu_seconds"],
         )
         print(
-            f"{row['task']:<18}{row['system']:<8}{shares[0] / total:>12.0%}{shares[1] / total:>9.0%}{shares[2] / total:>10.0%}"
+            f"{row['task']:<18}{row['system']:<8}"
+            f"{shares[0] / total:>12.0%}{shares[1] / total:>9.0%}{shares[2] / total:>10.0%}"
             f"{row['update_cpu_seconds']:>15.3f}{row['update_compile_seconds']:>12.1f}{row['steps_per_second']:>10,.0f}"
         )
 

@@ -448,6 +448,14 @@ def _check_together(config: SystemConfig) -> None:
             f"replay_size={config.replay_size} time steps cannot hold a sequence of "
             f"sequence_length={config.sequence_length}; enlarge the one or shorten the other"
         )
+    if isinstance(config, QMIXConfig):
+        wanted, kept = config.warmup_sequences * config.sequence_length, config.replay_size * config.num_envs
+        if wanted > kept:
+            raise SableError(
+                f"warmup_sequences={config.warmup_sequences} of sequence_length={config.sequence_length} are "
+                f"{wanted} time steps, and replay_size={config.replay_size} times num_envs={config.num_envs} "
+                f"holds {kept}: learning would never start"
+            )
     if isinstance(config, SACConfig) and config.replay_size < config.num_envs * config.rollout_length:
         raise SableError(
             f"replay_size={config.replay_size} transitions cannot hold a rollout of "

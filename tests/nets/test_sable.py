@@ -99,7 +99,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
     params = sable.init(net, KEY)
     encoded = jnp.zeros((2, 16))
     memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.open)
-    params["params"]["raw_std"] = jnp.full(2, -50.0)
+    params["params"]["policy_head"]["raw_std"] = jnp.full(2, -50.0)
     distribution, _ = net.apply(
         params,
         encoded,

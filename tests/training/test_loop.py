@@ -16,7 +16,7 @@ import sable
 from sable import config as configs
 from sable import systems
 from sable.cli import main
-from sable.config import RunConfig, SableConfig
+from sable.config import ActorCriticConfig, RunConfig, SableConfig
 from sable.envs.probes import PROBES
 from sable.errors import SableError
 from sable.ops import tree
@@ -105,6 +105,36 @@ def assert_same_runs(a, b, parts):
 def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(whole, parts, tmp_path, monkeypatch, stop_after):
     """Stops inside an interval between two evaluations (1, 3, 7) and right at its end (4)."""
     assert_same_runs(stop_and_resume(parts, tmp_path, monkeypatch, stop_after), whole, parts)
+
+
+TINY = {"num_envs": 4, "rollout_length": 4, "num_epochs": 1, "num_updates_per_rollout": 2, "batch_size": 8}
+TINY |= {"embed_dim": 8, "replay_size": 64, "sequence_length": 4, "warmup_sequences": 4, "warmup_steps": 16}
+TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}
+
+
+@pytest.mark.parametrize("system", [name for name in configs.SYSTEM_CONFIGS if name != "sable"])
+def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeypatch):
+    task = "probe/continuous" if "sac" in system else "probe/recall"
+    cls = configs.system_config(system)
+    config = cls(**{name: value for name, value in TINY.items() if name in configs.field_names(cls)})
+    if isinstance(config, ActorCriticConfig):
+        config = replace(config, memory=True, recurrent_chunk=2)
+    env, run = PROBES[task.partition("/")[2]], replace(RUN, task=task, system=system)
+    parts = env, systems.make(system, env.spec, config), run, config
+    directories = [tmp_path / name for name in ("whole", "stopped")]
+    for directory in directories:
+        directory.mkdir()
+    whole = loop.train(*parts, directories[0], quiet=True)
+    assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 5), whole, parts)
+    assert whole.summary["system"] == system and len(whole.summary["absolute_return"]) == 2
+    played = loop.evaluate(*parts, whole.directory, episodes=8)
+    assert len(played["return"]) == 2
+    start = jax.jit(programs.one_by_one(programs.make_program(*parts).start))(
+        jnp.array(RUN.seeds, jnp.uint32)
+    )
+    learnt = saved(whole.directory, parts).run.learner.params
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), learnt, start.run.learner.params)
+    assert all(jax.tree.leaves(moved)), moved
 
 
 @pytest.mark.gpu

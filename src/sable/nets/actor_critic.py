@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float
 
-from sable.config import ActorCriticConfig
+from sable.config import ActorCriticConfig, SystemConfig
 from sable.nets.layers import dense
 from sable.nets.recurrent import GRU
 from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
@@ -119,7 +119,7 @@ class Critic(nn.Module):
         return jnp.broadcast_to(value, (*first.shape, self.spec.num_agents)), carry
 
 
-def num_identities(config: ActorCriticConfig, spec: EnvSpec) -> int:
+def num_identities(config: SystemConfig, spec: EnvSpec) -> int:
     """How many agents the first layer tells apart: none where that is switched off or the views tell."""
     return spec.num_agents if config.agent_id and not spec.views_carry_id else 0
 

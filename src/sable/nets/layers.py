@@ -1,7 +1,6 @@
 """Layers shared by the sequence networks."""
 
 import typing as tp
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,10 +9,7 @@ from flax.linen.initializers import orthogonal
 from jaxtyping import Array, Float, Int
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def spread(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*b E"]:
-    """`x` for every token. Its gradient, a sum over tokens, is taken as a matrix product: XLA's CPU
-    reductions over leading axes are several times slower."""
+def _broadcast(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*b E"]:
     return jnp.broadcast_to(x, shape)
 
 
@@ -22,7 +18,10 @@ def _spread_backward(shape: tuple[int, ...], _: None, gradient: Array) -> tuple[
     return ((jnp.ones((1, gradient.shape[0])) @ gradient)[0],)
 
 
-spread.defvjp(lambda x, shape: (spread(x, shape), None), _spread_backward)
+spread = jax.custom_vjp(_broadcast, nondiff_argnums=(1,))
+"""(x [E], shape [.., E]) -> `x` for every token. Its gradient, a sum over tokens, is taken as a matrix
+product: XLA's CPU reductions over leading axes are several times slower."""
+spread.defvjp(lambda x, shape: (_broadcast(x, shape), None), _spread_backward)
 
 
 class RMSNorm(nn.Module):
@@ -50,7 +49,7 @@ class SwiGLU(nn.Module):
     width: int
 
     def setup(self):
-        self.gate_and_input = nn.Dense(2 * self.width, use_bias=False, kernel_init=_orthogonal_pair)
+        self.gate_and_input = nn.Dense(2 * self.width, use_bias=False, kernel_init=orthogonal_parts(2**0.5))
         self.output = dense(self.width, bias=False)
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
@@ -58,10 +57,14 @@ class SwiGLU(nn.Module):
         return self.output(nn.swish(gate) * x)
 
 
-def _orthogonal_pair(key: Array, shape: tuple[int, ...], dtype: tp.Any = jnp.float32) -> Array:
-    """Two orthogonal matrices side by side, each with the gain it would have alone."""
-    half = (shape[0], shape[1] // 2)
-    return jnp.concatenate([orthogonal(2**0.5)(k, half, dtype) for k in jax.random.split(key)], axis=1)
+def orthogonal_parts(gain: float) -> tp.Callable[..., Array]:
+    """An initialiser of square orthogonal matrices side by side, each with the gain it would have alone."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: tp.Any = jnp.float32) -> Array:
+        keys = jax.random.split(key, shape[1] // shape[0])
+        return jnp.concatenate([orthogonal(gain)(k, (shape[0],) * 2, dtype) for k in keys], axis=1)
+
+    return init
 
 
 class Head(nn.Module):

@@ -4,13 +4,12 @@ agents of one timestep (SPEC section 4)."""
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import normal, orthogonal
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import MATConfig
-from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, spread
-from sable.nets.sable import next_token, start_token
-from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, orthogonal_parts, spread
+from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
+from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
 
 
@@ -65,7 +64,7 @@ class Attention(nn.Module):
         if self.cross:
             self.query = dense(self.width, 0.01, bias=False)
         parts = 2 if self.cross else 3
-        self.projections = nn.Dense(parts * self.width, use_bias=False, kernel_init=_orthogonal_parts)
+        self.projections = nn.Dense(parts * self.width, use_bias=False, kernel_init=orthogonal_parts(0.01))
         # Keys have no bias: it would add the same to all scores of a query, which the softmax does not see.
         self.query_bias = self.param("query_bias", nn.initializers.zeros, (self.width,))
         self.value_bias = self.param("value_bias", nn.initializers.zeros, (self.width,))
@@ -165,22 +164,13 @@ class MAT(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        self.view_norm = _norm(self.config)
-        self.view_embedding = dense(width)
-        if self.config.agent_id and not self.spec.views_carry_id:
-            self.agent_embedding = self.param(
-                "agent_embedding", normal(width**-0.5), (self.spec.num_agents, width)
-            )
+        self.embed_view = ViewEmbedding(width, self.spec, _norm(self.config), self.config.agent_id, bias=True)
         self.embedding_norm = _norm(self.config)
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
-        # A continuous start token is all zeros, so its embedding must come from a bias.
-        self.action_embedding = dense(width, bias=not self.spec.discrete)
-        self.action_norm = RMSNorm()
+        self.embed_action = ActionEmbedding(width, self.spec)
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
-        self.policy_head = Head(width, self.spec.num_actions or self.spec.action_size)
-        if not self.spec.discrete:
-            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+        self.policy_head = PolicyHead(width, self.spec)
 
     def evaluate(
         self,
@@ -194,10 +184,10 @@ class MAT(nn.Module):
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Each agent's distribution given the actions of those before it, and each agent's value."""
         encoded, values = self._encode(view, ids)
-        x = self._embed_action(self._previous(action))
+        x = self.embed_action(previous_tokens(self.spec, action))
         for block in self.decoder:
             x = block(x, encoded)
-        return self._distribution(x, legal), values
+        return self.policy_head(x, legal), values
 
     def encode(
         self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: tuple[()]
@@ -220,45 +210,23 @@ class MAT(nn.Module):
         cache: Cache,
     ) -> tuple[Distribution, Cache]:
         """The next agent's distribution, and the cache that now holds it."""
-        x, owns, crosses = self._embed_action(previous), [], []
+        x, owns, crosses = self.embed_action(previous), [], []
         for block, own, cross in zip(self.decoder, cache.own, cache.cross, strict=True):
             x, own, cross = block.token(x, encoded, own, cross, cache.index)
             owns.append(own)
             crosses.append(cross)
         cache = Cache(own=tuple(owns), cross=tuple(crosses), index=cache.index + 1)
-        return self._distribution(x, legal), cache
+        return self.policy_head(x, legal), cache
 
     def clock(self, time: Int[Array, "*b"]) -> tuple[()]:
         """Nothing: each timestep stands alone."""
         return ()
 
     def _encode(self, view, ids):
-        x = self.view_embedding(self.view_norm(view))
-        if self.config.agent_id and not self.spec.views_carry_id:
-            team = self.agent_embedding[ids].reshape(-1)
-            x = x + spread(team, (*x.shape[:-2], team.size)).reshape(x.shape)
-        x = self.embedding_norm(nn.gelu(x))
+        x = self.embedding_norm(self.embed_view(view, ids))
         for block in self.encoder:
             x = block(x)
         return x, self.value_head(x)[..., 0]
-
-    def _embed_action(self, token):
-        if self.spec.discrete:
-            token = nn.one_hot(token, self.spec.num_actions + 1)
-        return self.action_norm(nn.gelu(self.action_embedding(token)))
-
-    def _previous(self, action):
-        """Token i carries the action of agent i-1; the first agent of every timestep gets the start token."""
-        tokens = next_token(self.spec, action)
-        start = jnp.broadcast_to(start_token(self.spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
-        return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)
-
-    def _distribution(self, x, legal):
-        out = self.policy_head(x)
-        if self.spec.discrete:
-            return masked_categorical(out, legal)
-        std = nn.softplus(self.raw_std) + 1e-3
-        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
 
 
 def _norm(config: MATConfig) -> RMSNorm | LayerNorm:
@@ -271,9 +239,3 @@ def _feed_forward(config: MATConfig) -> SwiGLU | MLP:
 
 def _attention(config: MATConfig, *, causal: bool, cross: bool = False) -> Attention:
     return Attention(config.embed_dim, config.num_heads, causal, cross)
-
-
-def _orthogonal_parts(key: Array, shape: tuple[int, ...], dtype=jnp.float32) -> Array:
-    """Square orthogonal matrices side by side, each with the gain 0.01 it would have alone."""
-    keys = jax.random.split(key, shape[1] // shape[0])
-    return jnp.concatenate([orthogonal(0.01)(k, (shape[0],) * 2, dtype) for k in keys], axis=1)

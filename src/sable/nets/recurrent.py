@@ -1,13 +1,11 @@
 """A gated recurrent unit over many episodes at once."""
 
-import typing as tp
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import orthogonal
 from jaxtyping import Array, Bool, Float
 
+from sable.nets.layers import orthogonal_parts
 from sable.ops import tree
 
 
@@ -21,7 +19,7 @@ class GRU(nn.Module):
 
     def setup(self):
         self.input = nn.Dense(3 * self.size)
-        self.recurrent = self.param("recurrent", _orthogonal_each, (self.size, 3 * self.size))
+        self.recurrent = self.param("recurrent", orthogonal_parts(1.0), (self.size, 3 * self.size))
         self.bias = self.param("bias", nn.initializers.zeros, (self.size,))
 
     def sequence(
@@ -53,9 +51,3 @@ class GRU(nn.Module):
         update = nn.sigmoid(update + past_update)
         candidate = jnp.tanh(candidate + nn.sigmoid(reset + past_reset) * (past + bias))
         return (1 - update) * candidate + update * carry
-
-
-def _orthogonal_each(key: Array, shape: tuple[int, int], dtype: tp.Any = jnp.float32) -> Array:
-    """Three orthogonal matrices side by side, one for each gate."""
-    gate = (shape[0], shape[1] // 3)
-    return jnp.concatenate([orthogonal()(k, gate, dtype) for k in jax.random.split(key, 3)], axis=1)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SableConfig
-from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, time_encoding
+from sable.nets.layers import Head, RMSNorm, SwiGLU, time_encoding
 from sable.nets.retention import MultiScaleRetention
-from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
+from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
 
 
@@ -116,21 +116,12 @@ class Sable(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        self.view_norm = RMSNorm()
-        self.view_embedding = dense(width, bias=False)
-        if self.config.agent_id and not self.spec.views_carry_id:
-            self.agent_embedding = self.param(
-                "agent_embedding", normal(width**-0.5), (self.spec.num_agents, width)
-            )
+        self.embed_view = ViewEmbedding(width, self.spec, RMSNorm(), self.config.agent_id)
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
-        # A continuous start token is all zeros, so its embedding must come from a bias.
-        self.action_embedding = dense(width, bias=not self.spec.discrete)
-        self.action_norm = RMSNorm()
+        self.embed_action = ActionEmbedding(width, self.spec)
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
-        self.policy_head = Head(width, self.spec.num_actions or self.spec.action_size)
-        if not self.spec.discrete:
-            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+        self.policy_head = PolicyHead(width, self.spec)
 
     def evaluate(
         self,
@@ -146,15 +137,15 @@ class Sable(nn.Module):
         # Inside, environment by environment: see MultiScaleRetention.
         view, legal, time, action = (x.swapaxes(0, 1) for x in (view, legal, time, action))
         clock, pasts = self.clock(time)[..., None, :], self._pasts(memory)
-        x = self._embed_view(view, ids)
+        x = self.embed_view(view, ids)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
-        encoded, x = x, self._embed_action(self._previous(action))
+        encoded, x = x, self.embed_action(previous_tokens(self.spec, action))
         for block, past in zip(self.decoder, pasts, strict=True):
             x = block.sequence(
                 x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first
             )
-        distribution, value = self._distribution(x, legal), self.value_head(encoded)[..., 0]
+        distribution, value = self.policy_head(x, legal), self.value_head(encoded)[..., 0]
         return jax.tree.map(lambda x: x.swapaxes(0, 1), (distribution, value))
 
     def encode(
@@ -162,7 +153,7 @@ class Sable(nn.Module):
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
         """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in
         its encoder part)."""
-        clock, x, new = self.clock(time)[:, None], self._embed_view(view, ids), []
+        clock, x, new = self.clock(time)[:, None], self.embed_view(view, ids), []
         for block, past in zip(self.encoder, self._pasts(memory), strict=True):
             x, encoder = block.timestep(x, clock, past and past.encoder)
             new.append(encoder)
@@ -184,11 +175,11 @@ class Sable(nn.Module):
         memory: Memory,
     ) -> tuple[Distribution, Memory]:
         """The next agent's distribution, and the memory that now holds it."""
-        x, new = self._embed_action(previous), []
+        x, new = self.embed_action(previous), []
         for block, past in zip(self.decoder, memory, strict=True):
             x, past = block.token(x, encoded, clock, past)
             new.append(past)
-        return self._distribution(x, legal), tuple(new)
+        return self.policy_head(x, legal), tuple(new)
 
     def clock(self, time: Int[Array, "*b"]) -> Float[Array, "*b _"]:
         """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
@@ -199,40 +190,6 @@ class Sable(nn.Module):
     def _pasts(self, memory: Memory) -> tuple:
         """What each block remembers, () each where nothing is."""
         return memory or ((),) * self.config.num_blocks
-
-    def _embed_view(self, view, ids):
-        x = self.view_embedding(self.view_norm(view))
-        if self.config.agent_id and not self.spec.views_carry_id:
-            x = x + jnp.broadcast_to(self.agent_embedding[ids], x.shape)
-        return nn.gelu(x)
-
-    def _embed_action(self, token):
-        if self.spec.discrete:
-            token = nn.one_hot(token, self.spec.num_actions + 1)
-        return self.action_norm(nn.gelu(self.action_embedding(token)))
-
-    def _previous(self, action):
-        """Token i carries the action of agent i-1; the first agent of every timestep gets the start token."""
-        tokens = next_token(self.spec, action)
-        start = jnp.broadcast_to(start_token(self.spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
-        return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)
-
-    def _distribution(self, x, legal):
-        out = self.policy_head(x)
-        if self.spec.discrete:
-            return masked_categorical(out, legal)
-        std = nn.softplus(self.raw_std) + 1e-3
-        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
-
-
-def start_token(spec: EnvSpec) -> Array:
-    """What the first agent of a timestep is told: slot 0 of the one-hot, or a zero action."""
-    return jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
-
-
-def next_token(spec: EnvSpec, squashed: Array) -> Array:
-    """What the next agent is told of this one's action."""
-    return squashed + 1 if spec.discrete else squashed
 
 
 def _retention(config: SableConfig, *, causal: bool, cross: bool = False) -> MultiScaleRetention:

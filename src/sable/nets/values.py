@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sable.config import QMIXConfig
-from sable.nets.actor_critic import Network
+from sable.nets.actor_critic import Network, num_identities
 from sable.nets.layers import dense
 from sable.types import EnvSpec
 
@@ -19,7 +19,7 @@ def agent_q(config: QMIXConfig, spec: EnvSpec) -> Network:
         layers=config.q_layers,
         num_outputs=spec.num_actions,
         head_gain=0.01,
-        num_agents=spec.num_agents if config.agent_id and not spec.views_carry_id else 0,
+        num_agents=num_identities(config, spec),
         recurrent_size=config.recurrent_size,
     )
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from sable.nets.mat import MAT
-from sable.nets.sable import Sable, next_token, start_token
+from sable.nets.sable import Sable
+from sable.nets.tokens import next_token, start_token
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
