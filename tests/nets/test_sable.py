@@ -31,8 +31,8 @@ def view():
 
 
 def test_the_network_has_as_many_parameters_as_its_layers_say():
-    """66 views, 5 actions, 4 agents, width 64, one head, one block."""
-    E, F, A, N = 64, 66, 5, 4
+    """66 features and 2 constants, 5 actions, 4 agents, width 64, one head, one block."""
+    E, F, A, N = 64, 66 + 2, 5, 4
     embedding = F + F * E + N * E
     encoder = 3 * E + (5 * E * E + 2 * E) + 3 * E * E
     decoder = 3 * E + 2 * (5 * E * E + 2 * E) + 3 * E * E

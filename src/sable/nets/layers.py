@@ -1,6 +1,7 @@
 """Layers shared by the sequence networks."""
 
 import typing as tp
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -57,7 +58,7 @@ class SwiGLU(nn.Module):
         return self.output(nn.swish(gate) * x)
 
 
-def orthogonal_parts(gain: float) -> tp.Callable[..., Array]:
+def orthogonal_parts(gain: float) -> Callable[..., Array]:
     """An initialiser of square orthogonal matrices side by side, each with the gain it would have alone."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: tp.Any = jnp.float32) -> Array:
