@@ -11,7 +11,19 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["sable.ops", "sable.nets.layers", "sable.nets.retention"], "beartype.beartype")
+install_import_hook(
+    [
+        "sable.ops",
+        "sable.nets.actor_critic",
+        "sable.nets.layers",
+        "sable.nets.mat",
+        "sable.nets.recurrent",
+        "sable.nets.retention",
+        "sable.nets.tokens",
+        "sable.nets.values",
+    ],
+    "beartype.beartype",
+)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -28,3 +40,10 @@ def strict_ranks(request):
     strict = {"ops", "nets", "systems"} & set(request.path.parts)
     with jax.numpy_rank_promotion("raise" if strict else "allow"):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Each compiled program maps memory, and a process may hold only so many maps: compiling aborts there."""
+    yield
+    jax.clear_caches()

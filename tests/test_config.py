@@ -13,7 +13,7 @@ from sable import config as configs
 from sable.config import RunConfig, SableConfig, from_dict, resolve, to_dict, to_json
 from sable.errors import SableError
 
-TASKS = sorted(task for task in configs.recipes("sable") if "/" in task)
+RECIPES = [(system, table) for system in configs.SYSTEM_CONFIGS for table in configs.recipes(system)]
 
 
 def refusal(run_fields: dict, system_fields: dict) -> str:
@@ -22,11 +22,12 @@ def refusal(run_fields: dict, system_fields: dict) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_recipe_merges(task):
-    run, config = resolve({"task": task}, {})
-    assert run.task == task
-    for name, value in configs.recipe("sable", task).items():
+@pytest.mark.parametrize(("system", "table"), RECIPES)
+def test_every_recipe_merges(system, table):
+    task = table if "/" in table else f"{table}/any"
+    run, config = resolve({"task": task, "system": system}, {})
+    assert run.task == task and configs.recipe(system, task).keys() >= configs.recipes(system)[table].keys()
+    for name, value in configs.recipe(system, task).items():
         assert getattr(config, name) == value
 
 

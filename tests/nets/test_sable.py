@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from sable.config import SableConfig
+from sable.nets.layers import RMSNorm
 from sable.nets.sable import Sable, initial_memory
+from sable.nets.tokens import ViewEmbedding
 from sable.systems import sable
 from sable.types import EnvSpec
 
@@ -42,6 +44,13 @@ def test_the_network_has_as_many_parameters_as_its_layers_say():
     assert (
         sum(leaf.size for leaf in jax.tree.leaves(params)) == embedding + encoder + decoder + actions + heads
     )
+
+
+def test_the_scale_of_a_view_survives_its_norm(view):
+    embedding = ViewEmbedding(16, SPEC, RMSNorm(), agent_id=True)
+    ids = jnp.arange(SPEC.num_agents)
+    params = embedding.init(KEY, view, ids)
+    assert jnp.abs(embedding.apply(params, view, ids) - embedding.apply(params, 2 * view, ids)).max() > 1e-2
 
 
 def test_agents_with_equal_views_differ_by_their_embedding_alone(view):

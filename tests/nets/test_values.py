@@ -70,7 +70,7 @@ def test_time_steps_and_environments_are_mixed_apart():
 def test_at_first_the_joint_value_is_about_the_sum_even_in_a_state_that_says_nothing(width):
     """The norm of a constant state is zero, which must not silence the mixer."""
     mixer = Mixer(NUM_AGENTS, width)
-    state = np.stack([np.ones(STATE_SIZE), np.arange(STATE_SIZE)]).astype(np.float32)
+    state = jnp.stack([jnp.ones(STATE_SIZE), jnp.arange(STATE_SIZE, dtype=jnp.float32)])
 
     @jax.jit
     def start(key, q):

@@ -1,0 +1,92 @@
+"""How sequences of agents are told what was seen and done: what Sable and MAT share."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax.linen.initializers import normal
+from jaxtyping import Array, Bool, Float, Int
+
+from sable.nets.layers import Head, RMSNorm, dense, spread
+from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.types import EnvSpec
+
+
+class ViewEmbedding(nn.Module):
+    """gelu(norm([view, 1, -1]) W + agent), a learned row per agent where views do not tell them apart.
+
+    The two constants keep the norm from hiding how large a view's numbers are: near a goal all distances
+    shrink alike. In the reference, the one-hot ids that are normalised with the views do that.
+    """
+
+    width: int
+    spec: EnvSpec
+    norm: nn.Module
+    agent_id: bool
+    bias: bool = False
+
+    def setup(self):
+        self.projection = dense(self.width, bias=self.bias)
+        if self.agent_id and not self.spec.views_carry_id:
+            shape = (self.spec.num_agents, self.width)
+            self.agent = self.param("agent_embedding", normal(self.width**-0.5), shape)
+
+    def __call__(self, view: Float[Array, "*b N F"], ids: Int[Array, " N"]) -> Float[Array, "*b N E"]:
+        """The views' embeddings, agents in the order of `ids`."""
+        constants = jnp.broadcast_to(jnp.array([1.0, -1.0]), (*view.shape[:-1], 2))
+        x = self.projection(self.norm(jnp.concatenate([view, constants], axis=-1)))
+        if self.agent_id and not self.spec.views_carry_id:
+            team = self.agent[ids].reshape(-1)
+            x = x + spread(team, (*x.shape[:-2], team.size)).reshape(x.shape)
+        return nn.gelu(x)
+
+
+class ActionEmbedding(nn.Module):
+    """norm(gelu(token W)), of a one-hot over the start and all actions, or of a continuous action."""
+
+    width: int
+    spec: EnvSpec
+
+    def setup(self):
+        # A continuous start token is all zeros, so its embedding must come from a bias.
+        self.projection = dense(self.width, bias=not self.spec.discrete)
+        self.norm = RMSNorm()
+
+    def __call__(self, token: Array) -> Float[Array, "*b E"]:
+        if self.spec.discrete:
+            token = nn.one_hot(token, self.spec.num_actions + 1)
+        return self.norm(nn.gelu(self.projection(token)))
+
+
+class PolicyHead(nn.Module):
+    """The distribution of an action: over the legal ones, or tanh-normal with one spread for all views."""
+
+    width: int
+    spec: EnvSpec
+
+    def setup(self):
+        self.head = Head(self.width, self.spec.num_actions or self.spec.action_size)
+        if not self.spec.discrete:
+            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+
+    def __call__(self, x: Float[Array, "*b E"], legal: Bool[Array, "*b A"]) -> Distribution:
+        out = self.head(x)
+        if self.spec.discrete:
+            return masked_categorical(out, legal)
+        std = nn.softplus(self.raw_std) + 1e-3
+        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
+
+
+def start_token(spec: EnvSpec) -> Array:
+    """What the first agent of a timestep is told: slot 0 of the one-hot, or a zero action."""
+    return jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
+
+
+def next_token(spec: EnvSpec, squashed: Array) -> Array:
+    """What the next agent is told of this one's action."""
+    return squashed + 1 if spec.discrete else squashed
+
+
+def previous_tokens(spec: EnvSpec, action: Array) -> Array:
+    """What each agent is told, [T, B, N, ..]: the action of the one before it, the first the start token."""
+    tokens = next_token(spec, action)
+    start = jnp.broadcast_to(start_token(spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
+    return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)
