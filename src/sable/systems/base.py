@@ -9,10 +9,14 @@
   such reset.
 """
 
+import dataclasses
 import typing as tp
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
+from sable.config import SystemConfig
 from sable.types import Decision, Metrics, Observation, PyTree, Rollout
 
 
@@ -47,3 +51,13 @@ class System(tp.NamedTuple):
     through time limits, the observation itself for replay"""
     learn: tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]
     """(learner, rollout, key) -> the learner after it, and scalars about it"""
+
+
+_Hyper = tp.TypeVar("_Hyper")
+
+
+def configured(hyper: type[_Hyper], config: SystemConfig, **given: PyTree) -> _Hyper:
+    """The numbers of a `hyper` struct as array leaves: as given, else from the fields of those names."""
+    names = [field.name for field in dataclasses.fields(hyper)]  # pyright: ignore[reportArgumentType]
+    values = {name: getattr(config, name) for name in names if name not in given}
+    return hyper(**jax.tree.map(jnp.float32, values | given))

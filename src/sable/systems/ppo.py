@@ -12,7 +12,7 @@ from sable.config import PPOConfig
 from sable.ops import tree
 from sable.ops.objectives import clipped_surrogate, clipped_value_error, standardise
 from sable.ops.returns import gae
-from sable.systems.base import System
+from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 
@@ -201,16 +201,8 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         learner = replace(learner, order=order, num_updates=learner.num_updates + 1)
         return learner, jax.tree.map(jnp.mean, metrics)
 
-    hyper = Hyper(
-        learning_rate=jax.tree.map(jnp.float32, policy.learning_rate),
-        discount=jnp.float32(config.discount),
-        gae_lambda=jnp.float32(config.gae_lambda),
-        clip_eps=jnp.float32(config.clip_eps),
-        entropy_weight=jnp.float32(config.entropy_weight),
-        max_grad_norm=jnp.float32(config.max_grad_norm),
-    )
     return System(
-        hyper=hyper,
+        hyper=configured(Hyper, config, learning_rate=policy.learning_rate),
         init=init,
         initial_memory=policy.initial_memory,
         explore=explore,

@@ -14,7 +14,7 @@ from sable.nets.values import Mixer, agent_q
 from sable.ops.distributions import masked_categorical
 from sable.ops.objectives import td_target
 from sable.systems import replay as replays
-from sable.systems.base import System
+from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 Networks = dict[str, PyTree]
@@ -139,16 +139,8 @@ def make(spec: EnvSpec, config: QMIXConfig) -> System:
         env_steps = learner.env_steps + config.num_envs * config.rollout_length
         return replace(learner, env_steps=env_steps), metrics | explored
 
-    hyper = Hyper(
-        q_learning_rate=jnp.float32(config.q_learning_rate),
-        discount=jnp.float32(config.discount),
-        polyak=jnp.float32(config.polyak),
-        max_grad_norm=jnp.float32(config.max_grad_norm),
-        epsilon_min=jnp.float32(config.epsilon_min),
-        epsilon_decay=jnp.float32(config.epsilon_decay),
-    )
     return System(
-        hyper=hyper,
+        hyper=configured(Hyper, config),
         init=init,
         initial_memory=initial_memory,
         explore=explore,

@@ -24,7 +24,7 @@ from sable.ops import tree
 from sable.ops.distributions import TanhNormal
 from sable.ops.objectives import soft_q_target
 from sable.systems import replay as replays
-from sable.systems.base import System
+from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 Optimiser = optax.GradientTransformation
@@ -209,18 +209,8 @@ def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
         env_steps = learner.env_steps + config.num_envs * config.rollout_length
         return learn_from_replay(replace(learner, env_steps=env_steps), rollout, key)
 
-    hyper = Hyper(
-        policy_learning_rate=jnp.float32(config.policy_learning_rate),
-        q_learning_rate=jnp.float32(config.q_learning_rate),
-        temperature_learning_rate=jnp.float32(config.temperature_learning_rate),
-        initial_temperature=jnp.float32(config.initial_temperature),
-        target_entropy_scale=jnp.float32(config.target_entropy_scale),
-        discount=jnp.float32(config.discount),
-        polyak=jnp.float32(config.polyak),
-        max_grad_norm=jnp.float32(config.max_grad_norm),
-    )
     return System(
-        hyper=hyper,
+        hyper=configured(Hyper, config),
         init=init,
         initial_memory=lambda num_envs: (),
         explore=explore,
