@@ -36,6 +36,18 @@ MODES = {
 }
 
 
+SLOW = {
+    "sable-time_limits",
+    "sable-continuous-memoryless",
+    "sable-per_epoch",
+    "mat-per_epoch",
+    "ippo",
+    "ippo-memory",
+    "mappo-memory-time_limits",
+}
+"""Modes for `make test-all`: each compiles for ten seconds, and the others cover every part of them."""
+
+
 @dataclass(frozen=True)
 class Played:
     """A system that has played a little: short episodes, so that boundaries lie inside the rollout."""
@@ -87,6 +99,8 @@ def play(mode: str) -> Played:
     return Played(config, env.spec, policy, jax.jit(system.learn), learner, played)
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(
+    params=[pytest.param(mode, marks=[pytest.mark.slow] if mode in SLOW else []) for mode in MODES]
+)
 def played(request) -> Played:
     return play(request.param)

@@ -112,7 +112,14 @@ TINY |= {"embed_dim": 8, "replay_size": 64, "sequence_length": 4, "warmup_sequen
 TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}
 
 
-@pytest.mark.parametrize("system", [name for name in configs.SYSTEM_CONFIGS if name != "sable"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "hasac",
+        "qmix",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mat", "ippo", "mappo", "masac")),
+    ],
+)
 def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeypatch):
     task = "probe/continuous" if "sac" in system else "probe/recall"
     cls = configs.system_config(system)
