@@ -31,7 +31,7 @@ lint: venv
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=40
 
 test-all: lint
 	$(BIN)/python -m pytest

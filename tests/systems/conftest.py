@@ -41,8 +41,10 @@ SLOW = {
     "sable-continuous-memoryless",
     "sable-per_epoch",
     "mat-per_epoch",
+    "mat-continuous",
     "ippo",
     "ippo-memory",
+    "mappo-continuous",
     "mappo-memory-time_limits",
 }
 """Modes for `make test-all`: each compiles for ten seconds, and the others cover every part of them."""
