@@ -161,6 +161,7 @@ def test_each_switch_changes_the_layers_it_names_and_no_other():
     assert layers == {"gate_and_input/kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_layer_starts_dead(case, observation):
     spec, config = CASES[case]
@@ -186,6 +187,7 @@ def test_no_layer_starts_dead(case, observation):
         assert (leaf != 0).mean() > 0.9, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_agents_with_equal_views_differ_by_their_embedding_alone(observation):
     view, time = jnp.broadcast_to(observation.view[0, :, :1], (B, N, 6)), jnp.zeros(B, jnp.int32)
     for config, spec, differ in (

@@ -36,18 +36,8 @@ MODES = {
 }
 
 
-SLOW = {
-    "sable-time_limits",
-    "sable-continuous-memoryless",
-    "sable-per_epoch",
-    "mat-per_epoch",
-    "mat-continuous",
-    "ippo",
-    "ippo-memory",
-    "mappo-continuous",
-    "mappo-memory-time_limits",
-}
-"""Modes for `make test-all`: each compiles for ten seconds, and the others cover every part of them."""
+QUICK = {"sable", "mat", "ippo-continuous-memory-chunks"}
+"""Modes for `make test`; the others, each of which compiles for some ten seconds, for `make test-all`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ def play(mode: str) -> Played:
 
 
 @pytest.fixture(
-    params=[pytest.param(mode, marks=[pytest.mark.slow] if mode in SLOW else []) for mode in MODES]
+    params=[pytest.param(mode, marks=[] if mode in QUICK else [pytest.mark.slow]) for mode in MODES]
 )
 def played(request) -> Played:
     return play(request.param)

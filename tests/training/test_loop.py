@@ -107,6 +107,7 @@ def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(whole, parts, tmp_pa
     assert_same_runs(stop_and_resume(parts, tmp_path, monkeypatch, stop_after), whole, parts)
 
 
+OTHERS = ("mat", "ippo", "mappo", "masac", "qmix")
 TINY = {"num_envs": 4, "rollout_length": 4, "num_epochs": 1, "num_updates_per_rollout": 2, "batch_size": 8}
 TINY |= {"embed_dim": 8, "replay_size": 64, "sequence_length": 4, "warmup_sequences": 4, "warmup_steps": 16}
 TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}
@@ -114,11 +115,7 @@ TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "
 
 @pytest.mark.parametrize(
     "system",
-    [
-        "hasac",
-        "qmix",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mat", "ippo", "mappo", "masac")),
-    ],
+    ["hasac", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
 )
 def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeypatch):
     task = "probe/continuous" if "sac" in system else "probe/recall"
