@@ -33,6 +33,8 @@ ONE = QMIXConfig(
     recurrent_size=4,
     mixer_size=3,
 )
+
+pytestmark = pytest.mark.slow  # compiling them takes minutes: make test-all
 MODES = {
     "views": (SPEC, ONE),
     "state": (replace(SPEC, state_size=5), ONE),
