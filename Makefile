@@ -9,7 +9,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
 	@echo "make test      lint, types and tests (CI)"
-	@echo "make test-all  the same with every task, full counts and GPU marks"
+	@echo "make test-all  the same with every task, system and mode, and full counts"
 	@echo "make venv      only the virtual environment, in .venv"
 	@echo "make clean     remove .venv and caches"
 
@@ -31,7 +31,7 @@ lint: venv
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=40
+	$(BIN)/python -m pytest -m "not slow" --durations=40
 
 test-all: lint
 	$(BIN)/python -m pytest

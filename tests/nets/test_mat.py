@@ -10,7 +10,7 @@ import pytest
 
 from sable.config import MATConfig
 from sable.nets.mat import MAT, Attention
-from sable.systems import mat
+from sable.systems import autoregressive
 from sable.types import EnvSpec, Observation, Transition
 
 SPEC = EnvSpec(num_agents=4, view_size=6, num_actions=5, time_limit=9)
@@ -26,7 +26,7 @@ CASES = {
 
 
 def start(net):
-    return jax.jit(partial(mat.init, net))(KEY)
+    return jax.jit(partial(autoregressive.init, net))(KEY)
 
 
 def grown(params, key=KEY):
@@ -151,7 +151,7 @@ def test_projections_start_as_orthogonal_matrices_of_gain_a_hundredth():
 
 def test_each_switch_changes_the_layers_it_names_and_no_other():
     plain, rms, swiglu = (
-        names(jax.eval_shape(partial(mat.init, MAT(replace(CONFIG, **switch), SPEC)), KEY))
+        names(jax.eval_shape(partial(autoregressive.init, MAT(replace(CONFIG, **switch), SPEC)), KEY))
         for switch in ({}, {"rms_norm": True}, {"swiglu": True})
     )
     norms = {name for name in plain if name.split("/")[-2].split("_")[-1] in ("norm", "0", "1", "2")}

@@ -11,7 +11,7 @@ from sable.config import SableConfig
 from sable.nets.layers import RMSNorm
 from sable.nets.sable import Sable, initial_memory
 from sable.nets.tokens import ViewEmbedding
-from sable.systems import sable
+from sable.systems import autoregressive
 from sable.types import EnvSpec
 
 SPEC = EnvSpec(num_agents=4, view_size=66, num_actions=5, time_limit=500)
@@ -21,7 +21,7 @@ KEY = jax.random.key(0)
 
 def encode(config, view, time=0, ids=(0, 1, 2, 3), spec=SPEC):
     net = Sable(config, spec)
-    params = sable.init(net, KEY)
+    params = autoregressive.init(net, KEY)
     times, ids = jnp.full(view.shape[0], time), jnp.array(ids)
     memory = initial_memory(config, view.shape[0])
     return net.apply(params, view, times, ids, memory, method=Sable.encode)
@@ -40,7 +40,7 @@ def test_the_network_has_as_many_parameters_as_its_layers_say():
     decoder = 3 * E + 2 * (5 * E * E + 2 * E) + 3 * E * E
     actions = (A + 1) * E + E
     heads = (E * E + E) + E + (E + 1) + (E * E + E) + E + (A * E + A)
-    params = sable.init(Sable(SableConfig(), SPEC), KEY)
+    params = autoregressive.init(Sable(SableConfig(), SPEC), KEY)
     assert (
         sum(leaf.size for leaf in jax.tree.leaves(params)) == embedding + encoder + decoder + actions + heads
     )
@@ -84,7 +84,7 @@ def test_the_step_count_is_seen_with_memory_and_never_without(view):
 
 def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
     net = Sable(CONFIG, SPEC)
-    params = sable.init(net, KEY)
+    params = autoregressive.init(net, KEY)
     steps = jnp.stack([view, view])  # two timesteps
 
     def logits(action):
@@ -105,7 +105,7 @@ def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
 
 def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(view):
     net = Sable(CONFIG, replace(SPEC, num_actions=0, action_size=2, action_low=-2.0, action_high=3.0))
-    params = sable.init(net, KEY)
+    params = autoregressive.init(net, KEY)
     encoded = jnp.zeros((2, 16))
     memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.open)
     params["params"]["policy_head"]["raw_std"] = jnp.full(2, -50.0)

@@ -141,9 +141,9 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     assert all(jax.tree.leaves(moved)), moved
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU: JAX_PLATFORMS=cuda pytest -m gpu")
-def test_on_a_gpu_too_if_deterministic(parts, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_deterministic_run_resumes_exactly_on_any_device(parts, tmp_path, monkeypatch):
+    """On a GPU, where it is the only kind that does: JAX_PLATFORMS=cuda pytest -k deterministic_run."""
     env, system, run, config = parts
     parts = env, system, replace(run, deterministic=True), config
     directories = tmp_path / "whole", tmp_path / "stopped"

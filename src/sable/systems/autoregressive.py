@@ -4,6 +4,7 @@ Agents are processed in `order`, whatever it is; what comes out is in their natu
 """
 
 import typing as tp
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,20 @@ from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
 
 Net = Sable | MAT
+
+
+def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int) -> ppo.Policy:
+    """The network as a PPO policy that learns from `chunk` time steps at a stretch."""
+    return ppo.Policy(
+        init=partial(init, net),
+        initial_memory=initial_memory,
+        act=partial(act, net),
+        value=partial(value, net),
+        evaluate=partial(evaluate, net),
+        learning_rate=net.config.learning_rate,
+        chunk=chunk,
+        agent_order=net.config.agent_order,
+    )
 
 
 def init(net: Net, key: Array) -> PyTree:
