@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -69,18 +70,20 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
 
 
 @pytest.fixture
-def ordinary_user():
-    """Root may write everywhere, so it acts as nobody meanwhile."""
+def locked():
+    """A folder nobody may write in, with root, who may write everywhere, acting as nobody meanwhile."""
     user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    yield
-    os.seteuid(user)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o555)
+        if user == 0:
+            os.seteuid(65534)
+        yield Path(folder)
+        os.seteuid(user)
 
 
-def test_a_folder_without_permission_is_refused(ordinary_user):
+def test_a_folder_without_permission_is_refused(locked):
     with pytest.raises(SableError, match="no permission"):
-        runs.place(Path("/"), RUN, "x")
+        runs.place(locked, RUN, "x")
 
 
 def test_what_is_not_a_run_is_said_not_to_be_one(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from sable.config import MATConfig
 from sable.nets.mat import MAT, Attention
-from sable.systems import autoregressive
+from sable.systems import autoregressive, mat
 from sable.types import EnvSpec, Observation, Transition
 
 SPEC = EnvSpec(num_agents=4, view_size=6, num_actions=5, time_limit=9)

@@ -170,7 +170,8 @@ def _require_writable(directory: Path) -> None:
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise NotADirectoryError(None, f"{nearest} is not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    effective = os.access in os.supports_effective_ids
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=effective):
         raise PermissionError(None, f"no permission to write in {nearest}")
 
 
