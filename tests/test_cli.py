@@ -12,9 +12,10 @@ import pytest
 
 import sable
 from sable import cli
-from sable.config import QUICK, SYSTEM_CONFIGS, RunConfig, field_names
+from sable.config import SYSTEM_CONFIGS, RunConfig, field_names
 from sable.errors import SableError
 from sable.experiments import runs
+from sable.settings import QUICK
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ ALLOWED = {
     "errors": set(),
     "types": set(),
     "config": {"errors"},
+    "checks": {"config", "errors"},
+    "settings": {"config", "checks", "errors"},
     "ops": {"types"},
     "envs": {"types", "errors"},
     "nets": {"types", "config", "ops"},
     "systems": {"types", "config", "errors", "ops", "nets"},
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
-    "experiments": {"types", "config", "errors", "training"},
+    "experiments": {"types", "config", "settings", "errors", "training"},
 }
 HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
 HEAVY |= {"matplotlib": {"training/curve.py"}, "tensorboardX": {"training/logging.py"}}

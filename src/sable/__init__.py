@@ -65,22 +65,23 @@ def configure(
     **fields: tp.Any,
 ) -> "tuple[RunConfig, SystemConfig]":
     """The checked configuration that `train` would use for the same arguments."""
-    from sable import config as configs
+    from sable import settings
+    from sable.config import RunConfig, check_actions
     from sable.envs import tasks
 
-    quick = configs.quick(system) if task is None else {}
-    run_fields, system_fields = configs.split({**quick, **fields}, system)
+    quick = settings.quick(system) if task is None else {}
+    run_fields, system_fields = settings.split({**quick, **fields}, system)
     run_fields["system"] = system
     if task is not None:
         run_fields["task"] = task if isinstance(task, str) else f"custom/{type(task).__name__}"
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
     named = task is None or isinstance(task, str)
-    known = tasks.parse(run_fields.get("task", configs.RunConfig.task)) if named else None
-    run, config = configs.resolve(run_fields, system_fields)
+    known = tasks.parse(run_fields.get("task", RunConfig.task)) if named else None
+    run, config = settings.resolve(run_fields, system_fields)
     if known is not None:
         tasks.with_options(known, _options(run))
-        configs.check_actions(system, discrete=known.num_actions > 0, task=known.id)
+        check_actions(system, discrete=known.num_actions > 0, task=known.id)
     return run, config
 
 

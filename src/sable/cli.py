@@ -18,7 +18,7 @@ import typing as tp
 from collections.abc import Callable, Sequence
 
 import sable
-from sable import config as configs
+from sable.config import RunConfig, system_config
 from sable.errors import SableError, suggest
 
 if tp.TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _system_of(argv: Argv) -> str:
     parser = _Parser("train", "")
     parser.add_argument("--system")
     system = getattr(parser.parse_known_args(_tidied(argv))[0], "system", "sable")
-    configs.system_config(system)
+    system_config(system)
     return system
 
 
@@ -214,7 +214,7 @@ def _train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> _Pa
     parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
-    for cls in (configs.RunConfig, *_own_classes(configs.system_config(system))):
+    for cls in (RunConfig, *_own_classes(system_config(system))):
         group = parser.add_argument_group((cls.__doc__ or "").partition(".")[0])
         helps = _field_helps(cls)
         for field in dataclasses.fields(cls):

@@ -1,26 +1,16 @@
 """Every setting there is: what to run (RunConfig) and each system's own numbers.
 
-Imports no jax, so that mistakes answer at once. A setting comes from, later ones winning: the dataclass's
-default, the recipe for the suite, the recipe for the task, what the user gave.
+Imports no jax, so that mistakes answer at once. `settings` says where their values come from, `checks` which
+ones are allowed.
 """
 
-import contextlib
 import dataclasses
-import functools
 import importlib
-import importlib.resources
 import importlib.util
-import json
-import math
-import numbers
-import tomllib
 import typing as tp
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sable.errors import SableError, suggest
-
-Fields = Mapping[str, tp.Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,50 +257,6 @@ SYSTEM_CONFIGS: dict[str, type[SystemConfig]] = {
 ONLY_ACTIONS = {"masac": "continuous", "hasac": "continuous", "qmix": "discrete"}
 """The systems that can do with one kind of actions only."""
 
-QUICK: dict[str, tp.Any] = {
-    "total_steps": 500_000,
-    "num_evaluations": 20,
-    "num_envs": 32,
-    "embed_dim": 64,
-    "num_heads": 1,
-    "num_blocks": 1,
-    "decay_scaling": 0.8,
-}
-"""What `sable train` without a TASK sets on top of the recipe: a budget and a network fit for a CPU."""
-
-FORMAT = 1
-"""Version of the dictionary that `to_dict` writes."""
-
-
-def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, SystemConfig]:
-    """The checked configuration: defaults <- recipe for the suite <- recipe for the task <- given fields."""
-    system_class = system_config(run_fields.get("system", RunConfig.system))
-    _refuse_unknown(run_fields, RunConfig, "of a run")
-    _refuse_unknown(system_fields, system_class, f"of system {run_fields.get('system', RunConfig.system)!r}")
-    run = _build(RunConfig, run_fields)
-    run_recipe, system_recipe = split(recipe(run.system, run.task), run.system)
-    run = _build(RunConfig, {**run_recipe, **run_fields})
-    config = _build(system_class, {**system_recipe, **system_fields})
-    _check_together(config)
-    return run, config
-
-
-def quick(system: str) -> dict[str, tp.Any]:
-    """What `QUICK` means for a system, with a task it can do."""
-    names = field_names(RunConfig) + field_names(system_config(system))
-    task = {"task": "mpe/simple_spread_3ag"} if ONLY_ACTIONS.get(system) == "continuous" else {}
-    return task | {name: value for name, value in QUICK.items() if name in names}
-
-
-def split(fields: Fields, system: str) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
-    """The fields of the run and those of its system; a name that is neither is refused with the nearest."""
-    run_names, system_names = field_names(RunConfig), field_names(system_config(system))
-    for name in fields:
-        if name not in run_names + system_names:
-            raise SableError(f"unknown field {name!r}{suggest(name, run_names + system_names)}")
-    run_fields = {name: value for name, value in fields.items() if name in run_names}
-    return run_fields, {name: value for name, value in fields.items() if name in system_names}
-
 
 def system_config(system: tp.Any) -> type[SystemConfig]:
     """The configuration class of the system called `system`: one of ours, or a module's `Config`."""
@@ -342,31 +288,6 @@ def field_names(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def recipe(system: str, task: str) -> dict[str, tp.Any]:
-    """The tuned values for a task: those of its suite, overridden by its own."""
-    tables = recipes(system)
-    return tables.get(task.partition("/")[0], {}) | tables.get(task, {})
-
-
-@functools.cache
-def recipes(system: str) -> dict[str, dict[str, tp.Any]]:
-    """Every recipe of a system, by suite or task; empty where none is shipped."""
-    file = importlib.resources.files("sable").joinpath("recipes", f"{system}.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def search_space(system: str) -> dict[str, list[tp.Any]]:
-    """The values the paper searched for a system's fields."""
-    file = importlib.resources.files("sable").joinpath("recipes", "search.toml")
-    spaces, names = tomllib.loads(file.read_text(encoding="utf-8")), field_names(system_config(system))
-    family = next((family for family, members in _FAMILIES.items() if system in members), system)
-    return {name: values for name, values in spaces.get(family, {}).items() if name in names}
-
-
-_FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
-"""Systems that share a search space."""
-
-
 def check_actions(system: str, *, discrete: bool, task: str) -> None:
     """Refuse a system that cannot handle this kind of actions, naming those that can."""
     kind = "discrete" if discrete else "continuous"
@@ -376,189 +297,3 @@ def check_actions(system: str, *, discrete: bool, task: str) -> None:
             f"{system} needs {ONLY_ACTIONS[system]} actions and those of {task} are {kind}; "
             f"systems that would work: {able}"
         )
-
-
-def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
-    """The configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
-    return {"format": FORMAT, "run": dataclasses.asdict(run), "config": dataclasses.asdict(config)}
-
-
-def to_json(run: RunConfig, config: SystemConfig) -> str:
-    """The configuration as JSON text."""
-    return json.dumps(to_dict(run, config), indent=2)
-
-
-def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
-    """The configuration that `to_dict` made `data` from; anything else is refused."""
-    if (
-        not isinstance(data, dict)
-        or not isinstance(data.get("run"), dict)
-        or not isinstance(data.get("config"), dict)
-    ):
-        raise SableError("not a configuration of sable: expected an object with format, run and config")
-    if data.get("format") != FORMAT:
-        raise SableError(
-            f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
-        )
-    system_class = system_config(data["run"].get("system"))
-    for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
-        _refuse_unknown(fields, cls, "in this configuration")
-        missing = [name for name in field_names(cls) if name not in fields]
-        if missing:
-            raise SableError(f"damaged configuration: field {missing[0]!r} is missing")
-    run, config = _build(RunConfig, data["run"]), _build(system_class, data["config"])
-    _check_together(config)
-    return run, config
-
-
-_Class = tp.TypeVar("_Class")
-
-
-def _build(cls: type[_Class], fields: Fields) -> _Class:
-    """An instance of `cls` with `fields` checked and brought to their exact types."""
-    types = {field.name: field.type for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    return cls(**{name: _checked(name, types[name], value) for name, value in fields.items()})
-
-
-def _refuse_unknown(fields: Fields, cls: type, where: str) -> None:
-    for name in fields:
-        if name not in field_names(cls):
-            raise SableError(f"unknown field {name!r} {where}{suggest(name, field_names(cls))}")
-
-
-def _check_together(config: SystemConfig) -> None:
-    """Refuse fields that are fine alone but not with one another."""
-
-    def divides(whole: str, part: str, into: str) -> None:
-        sizes = getattr(config, whole), getattr(config, part)
-        if sizes[0] % sizes[1]:
-            raise SableError(
-                f"{whole}={sizes[0]} cannot be split into {part}={sizes[1]} {into}; "
-                "choose one that divides the other"
-            )
-
-    if isinstance(config, PPOConfig):
-        divides("num_envs", "num_minibatches", "equal parts")
-    if isinstance(config, SableConfig | MATConfig):
-        divides("embed_dim", "num_heads", "equal heads")
-    if isinstance(config, ActorCriticConfig) and config.recurrent_chunk < config.rollout_length:
-        divides("rollout_length", "recurrent_chunk", "time steps each")
-    if isinstance(config, QMIXConfig) and config.replay_size < config.sequence_length:
-        raise SableError(
-            f"replay_size={config.replay_size} time steps cannot hold a sequence of "
-            f"sequence_length={config.sequence_length}; enlarge the one or shorten the other"
-        )
-    if isinstance(config, QMIXConfig):
-        wanted, kept = config.warmup_sequences * config.sequence_length, config.replay_size * config.num_envs
-        if wanted > kept:
-            raise SableError(
-                f"warmup_sequences={config.warmup_sequences} of sequence_length={config.sequence_length} are "
-                f"{wanted} time steps, and replay_size={config.replay_size} times num_envs={config.num_envs} "
-                f"holds {kept}: learning would never start"
-            )
-    if isinstance(config, SACConfig) and config.replay_size < config.num_envs * config.rollout_length:
-        raise SableError(
-            f"replay_size={config.replay_size} transitions cannot hold a rollout of "
-            f"num_envs={config.num_envs} times rollout_length={config.rollout_length}; enlarge it"
-        )
-
-
-def _checked(name: str, kind: tp.Any, value: tp.Any) -> tp.Any:
-    """`value` in the exact type of field `name`, or an error that says what was given and what would work."""
-    exact = _exact(kind, value)
-    holds, condition = _RANGES.get(name, _ANYTHING)
-    if exact is None or not holds(exact):
-        raise SableError(f"{name}={value!r}: expected {' '.join(filter(None, (_describe(kind), condition)))}")
-    return exact
-
-
-def _exact(kind: tp.Any, value: tp.Any) -> tp.Any:
-    """`value` as `kind`, or None where it is of another type; a bool is no number, an int may be a float."""
-    if tp.get_origin(kind) is tp.Literal:
-        return value if isinstance(value, str) and value in tp.get_args(kind) else None
-    if tp.get_origin(kind) is tuple:
-        if not isinstance(value, (tuple, list, range)):
-            return None
-        items = tuple(_exact(tp.get_args(kind)[0], item) for item in value)
-        return None if None in items else items
-    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # an int too large for a float
-            return float(value) if math.isfinite(value) else None
-        return None
-    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    return value if kind in (bool, str) and isinstance(value, kind) else None
-
-
-def _describe(kind: tp.Any) -> str:
-    """`kind` in plain words."""
-    if tp.get_origin(kind) is tp.Literal:
-        return "one of " + ", ".join(tp.get_args(kind))
-    if tp.get_origin(kind) is tuple:
-        return {int: "whole numbers", str: "texts"}[tp.get_args(kind)[0]]
-    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}[kind]
-
-
-_Rule = tuple[Callable[[tp.Any], bool], str]
-_ANYTHING: _Rule = (lambda value: True, "")
-_COUNT: _Rule = (lambda value: value >= 1, "of at least 1")
-_POSITIVE: _Rule = (lambda value: value > 0, "above 0")
-_NOT_NEGATIVE: _Rule = (lambda value: value >= 0, "of at least 0")
-_FRACTION: _Rule = (lambda value: 0 <= value <= 1, "from 0 to 1")
-_WIDTHS: _Rule = (lambda value: value and min(value) >= 1, "of at least 1, one or more")
-
-_RANGES: dict[str, _Rule] = {
-    "task": (lambda task: all(task.partition("/")), "of the form suite/name, as `sable list` prints it"),
-    "seeds": (
-        lambda seeds: seeds and len(set(seeds)) == len(seeds) and all(0 <= seed < 2**32 for seed in seeds),
-        "from 0 to 4294967295, at least one of them and none twice",
-    ),
-    "options": (
-        lambda options: all(all(option.partition("=")) for option in options),
-        "of the form name=value",
-    ),
-    "total_steps": _COUNT,
-    "num_evaluations": _COUNT,
-    "evaluation_episodes": _COUNT,
-    "absolute_episodes": _COUNT,
-    "pool_size": _NOT_NEGATIVE,
-    "num_envs": _COUNT,
-    "rollout_length": _COUNT,
-    "num_epochs": _COUNT,
-    "num_minibatches": _COUNT,
-    "learning_rate": _NOT_NEGATIVE,
-    "learning_rate_horizon": _NOT_NEGATIVE,
-    "discount": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "gae_lambda": _FRACTION,
-    "clip_eps": _POSITIVE,
-    "entropy_weight": _NOT_NEGATIVE,
-    "value_weight": _NOT_NEGATIVE,
-    "max_grad_norm": _POSITIVE,
-    "embed_dim": _COUNT,
-    "num_heads": _COUNT,
-    "num_blocks": _COUNT,
-    "decay_scaling": _FRACTION,
-    "policy_learning_rate": _NOT_NEGATIVE,
-    "critic_learning_rate": _NOT_NEGATIVE,
-    "q_learning_rate": _NOT_NEGATIVE,
-    "temperature_learning_rate": _NOT_NEGATIVE,
-    "policy_layers": _WIDTHS,
-    "critic_layers": _WIDTHS,
-    "q_layers": _WIDTHS,
-    "recurrent_size": _COUNT,
-    "recurrent_chunk": _COUNT,
-    "num_updates_per_rollout": _COUNT,
-    "batch_size": _COUNT,
-    "polyak": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "replay_size": _COUNT,
-    "warmup_steps": _NOT_NEGATIVE,
-    "policy_delay": _COUNT,
-    "initial_temperature": _POSITIVE,
-    "target_entropy_scale": _POSITIVE,
-    "sequence_length": (lambda value: value >= 2, "of at least 2"),
-    "warmup_sequences": _COUNT,
-    "epsilon_min": _FRACTION,
-    "epsilon_decay": _NOT_NEGATIVE,
-    "target_update_period": _COUNT,
-    "mixer_size": _COUNT,
-}

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import sable
-from sable import config as configs
-from sable import systems
+from sable import settings, systems
 from sable.cli import main
-from sable.config import ActorCriticConfig, RunConfig, SableConfig
+from sable.config import ActorCriticConfig, RunConfig, SableConfig, field_names, system_config
 from sable.envs.probes import PROBES
 from sable.errors import SableError
 from sable.ops import tree
@@ -119,8 +118,8 @@ TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "
 )
 def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeypatch):
     task = "probe/continuous" if "sac" in system else "probe/recall"
-    cls = configs.system_config(system)
-    config = cls(**{name: value for name, value in TINY.items() if name in configs.field_names(cls)})
+    cls = system_config(system)
+    config = cls(**{name: value for name, value in TINY.items() if name in field_names(cls)})
     if isinstance(config, ActorCriticConfig):
         config = replace(config, memory=True, recurrent_chunk=2)
     env, run = PROBES[task.partition("/")[2]], replace(RUN, task=task, system=system)
@@ -283,7 +282,7 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
 def test_resuming_from_a_damaged_checkpoint_is_one_line_and_touches_nothing(whole, tmp_path, capsys):
     directory = tmp_path / "run"
     shutil.copytree(whole.directory, directory)
-    (directory / "config.json").write_text(configs.to_json(RUN, CONFIG))
+    (directory / "config.json").write_text(settings.to_json(RUN, CONFIG))
     newest = max((directory / checkpoint.FOLDER).iterdir())
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     damaged = bytearray(victim.read_bytes())

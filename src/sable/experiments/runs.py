@@ -18,7 +18,7 @@ import sys
 import typing as tp
 from pathlib import Path
 
-from sable import config as configs
+from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.training.logging import Row, read_rows, write_atomically
@@ -60,7 +60,7 @@ def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = N
     directory = place(out, run, name)
     try:
         directory.mkdir(parents=True, exist_ok=name is not None)
-        write_json(directory / "config.json", configs.to_dict(run, config))
+        write_json(directory / "config.json", settings.to_dict(run, config))
         write_json(directory / "meta.json", describe())
     except OSError as error:
         raise _cannot_write(directory, error) from None
@@ -99,7 +99,7 @@ def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
     """What the run was asked to do."""
     data = _read_object(find(directory) / "config.json")
     try:
-        return configs.from_dict(data)
+        return settings.from_dict(data)
     except SableError as error:
         raise SableError(f"{directory} is not a run that sable can read: {error}") from None
 

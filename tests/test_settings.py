@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sable import config as configs
-from sable.config import RunConfig, SableConfig, from_dict, resolve, to_dict, to_json
+from sable import checks, settings
+from sable.config import SYSTEM_CONFIGS, RunConfig, SableConfig
 from sable.errors import SableError
+from sable.settings import from_dict, resolve, to_dict, to_json
 
-RECIPES = [(system, table) for system in configs.SYSTEM_CONFIGS for table in configs.recipes(system)]
+RECIPES = [(system, table) for system in SYSTEM_CONFIGS for table in settings.recipes(system)]
 
 
 def refusal(run_fields: dict, system_fields: dict) -> str:
@@ -26,14 +27,14 @@ def refusal(run_fields: dict, system_fields: dict) -> str:
 def test_every_recipe_merges(system, table):
     task = table if "/" in table else f"{table}/any"
     run, config = resolve({"task": task, "system": system}, {})
-    assert run.task == task and configs.recipe(system, task).keys() >= configs.recipes(system)[table].keys()
-    for name, value in configs.recipe(system, task).items():
+    assert run.task == task and settings.recipe(system, task).keys() >= settings.recipes(system)[table].keys()
+    for name, value in settings.recipe(system, task).items():
         assert getattr(config, name) == value
 
 
-@pytest.mark.parametrize("system", configs.SYSTEM_CONFIGS)
+@pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_every_value_the_paper_searched_is_accepted_alone(system):
-    space = configs.search_space(system)
+    space = settings.search_space(system)
     assert len(space) >= 5
     for name, values in space.items():
         for value in values:
@@ -42,29 +43,29 @@ def test_every_value_the_paper_searched_is_accepted_alone(system):
 
 
 def test_families_share_a_search_space_but_for_what_one_member_lacks():
-    assert configs.search_space("ippo") == configs.search_space("mappo")
-    both = configs.search_space("masac"), configs.search_space("hasac")
+    assert settings.search_space("ippo") == settings.search_space("mappo")
+    both = settings.search_space("masac"), settings.search_space("hasac")
     assert both[1].keys() - both[0].keys() == {"shuffle_agents"}
 
 
 def test_later_sources_win(monkeypatch):
     tables = {"lbf": {"clip_eps": 0.3, "num_epochs": 7, "total_steps": 99}, "lbf/a": {"clip_eps": 0.4}}
-    monkeypatch.setattr(configs, "recipes", lambda system: tables)
+    monkeypatch.setattr(settings, "recipes", lambda system: tables)
     run, config = resolve({"task": "lbf/a"}, {"num_epochs": 8})
     assert (config.num_epochs, config.clip_eps, config.gae_lambda) == (8, 0.4, SableConfig.gae_lambda)
     assert (run.total_steps, resolve({"task": "lbf/a", "total_steps": 5}, {})[0].total_steps) == (99, 5)
 
 
-@pytest.mark.parametrize("system", configs.SYSTEM_CONFIGS)
+@pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_quick_settings_are_valid_beside_a_default_task_for_every_system(system):
-    run_fields, system_fields = configs.split(configs.quick(system), system)
+    run_fields, system_fields = settings.split(settings.quick(system), system)
     run, _ = resolve(run_fields | {"system": system}, system_fields)
     assert run.task == ("mpe/simple_spread_3ag" if "sac" in system else "lbf/2s-8x8-2p-2f-coop")
     assert run.total_steps < RunConfig.total_steps
 
 
 def test_quick_settings_of_the_default_system_divide():
-    run, config = resolve(*configs.split(configs.QUICK, "sable"))
+    run, config = resolve(*settings.split(settings.QUICK, "sable"))
     assert run.task == RunConfig.task and config.num_envs % config.num_minibatches == 0
 
 
@@ -105,10 +106,10 @@ def test_a_bad_setting_is_refused_in_one_line_that_names_it(run_fields, system_f
         assert word in message
 
 
-@pytest.mark.parametrize("cls", [RunConfig, *configs.SYSTEM_CONFIGS.values()])
+@pytest.mark.parametrize("cls", [RunConfig, *SYSTEM_CONFIGS.values()])
 def test_every_number_has_a_range(cls):
     numbers = [field.name for field in dataclasses.fields(cls) if field.type in (int, float)]
-    assert not set(numbers) - set(configs._RANGES)
+    assert not set(numbers) - set(checks._RANGES)
 
 
 def test_values_arrive_in_their_exact_types():
@@ -159,4 +160,4 @@ def test_a_damaged_configuration_is_refused(case):
 
 def test_an_unknown_field_is_refused_with_the_nearest_of_run_and_system():
     with pytest.raises(SableError, match="'num_env'; did you mean 'num_envs'"):
-        configs.split({"num_env": 1}, "sable")
+        settings.split({"num_env": 1}, "sable")

@@ -1,0 +1,116 @@
+"""Where settings come from, later ones winning: the dataclass's default, the recipe for the suite, the recipe
+for the task, what the user gave. And how they are written down.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import tomllib
+import typing as tp
+
+from sable.checks import Fields, build, check_together, refuse_unknown
+from sable.config import ONLY_ACTIONS, RunConfig, SystemConfig, field_names, system_config
+from sable.errors import SableError, suggest
+
+QUICK: dict[str, tp.Any] = {
+    "total_steps": 500_000,
+    "num_evaluations": 20,
+    "num_envs": 32,
+    "embed_dim": 64,
+    "num_heads": 1,
+    "num_blocks": 1,
+    "decay_scaling": 0.8,
+}
+"""What `sable train` without a TASK sets on top of the recipe: a budget and a network fit for a CPU."""
+
+FORMAT = 1
+"""Version of the dictionary that `to_dict` writes."""
+
+
+def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, SystemConfig]:
+    """The checked configuration: defaults <- recipe for the suite <- recipe for the task <- given fields."""
+    system_class = system_config(run_fields.get("system", RunConfig.system))
+    refuse_unknown(run_fields, RunConfig, "of a run")
+    refuse_unknown(system_fields, system_class, f"of system {run_fields.get('system', RunConfig.system)!r}")
+    run = build(RunConfig, run_fields)
+    run_recipe, system_recipe = split(recipe(run.system, run.task), run.system)
+    run = build(RunConfig, {**run_recipe, **run_fields})
+    config = build(system_class, {**system_recipe, **system_fields})
+    check_together(config)
+    return run, config
+
+
+def quick(system: str) -> dict[str, tp.Any]:
+    """What `QUICK` means for a system, with a task it can do."""
+    names = field_names(RunConfig) + field_names(system_config(system))
+    task = {"task": "mpe/simple_spread_3ag"} if ONLY_ACTIONS.get(system) == "continuous" else {}
+    return task | {name: value for name, value in QUICK.items() if name in names}
+
+
+def split(fields: Fields, system: str) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
+    """The fields of the run and those of its system; a name that is neither is refused with the nearest."""
+    run_names, system_names = field_names(RunConfig), field_names(system_config(system))
+    for name in fields:
+        if name not in run_names + system_names:
+            raise SableError(f"unknown field {name!r}{suggest(name, run_names + system_names)}")
+    run_fields = {name: value for name, value in fields.items() if name in run_names}
+    return run_fields, {name: value for name, value in fields.items() if name in system_names}
+
+
+def recipe(system: str, task: str) -> dict[str, tp.Any]:
+    """The tuned values for a task: those of its suite, overridden by its own."""
+    tables = recipes(system)
+    return tables.get(task.partition("/")[0], {}) | tables.get(task, {})
+
+
+@functools.cache
+def recipes(system: str) -> dict[str, dict[str, tp.Any]]:
+    """Every recipe of a system, by suite or task; empty where none is shipped."""
+    file = importlib.resources.files("sable").joinpath("recipes", f"{system}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def search_space(system: str) -> dict[str, list[tp.Any]]:
+    """The values the paper searched for a system's fields."""
+    file = importlib.resources.files("sable").joinpath("recipes", "search.toml")
+    spaces, names = tomllib.loads(file.read_text(encoding="utf-8")), field_names(system_config(system))
+    family = next((family for family, members in _FAMILIES.items() if system in members), system)
+    return {name: values for name, values in spaces.get(family, {}).items() if name in names}
+
+
+_FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
+"""Systems that share a search space."""
+
+
+def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
+    """The configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
+    return {"format": FORMAT, "run": dataclasses.asdict(run), "config": dataclasses.asdict(config)}
+
+
+def to_json(run: RunConfig, config: SystemConfig) -> str:
+    """The configuration as JSON text."""
+    return json.dumps(to_dict(run, config), indent=2)
+
+
+def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
+    """The configuration that `to_dict` made `data` from; anything else is refused."""
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("run"), dict)
+        or not isinstance(data.get("config"), dict)
+    ):
+        raise SableError("not a configuration of sable: expected an object with format, run and config")
+    if data.get("format") != FORMAT:
+        raise SableError(
+            f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
+        )
+    system_class = system_config(data["run"].get("system"))
+    for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
+        refuse_unknown(fields, cls, "in this configuration")
+        missing = [name for name in field_names(cls) if name not in fields]
+        if missing:
+            raise SableError(f"damaged configuration: field {missing[0]!r} is missing")
+    run, config = build(RunConfig, data["run"]), build(system_class, data["config"])
+    check_together(config)
+    return run, config
