@@ -30,11 +30,14 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Tests mostly wait for XLA, which compiles on little more than one core; a file's tests share what it compiled.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=40
+	$(PYTEST) -m "not slow" --durations=40
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 clean:
 	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

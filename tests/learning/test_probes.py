@@ -80,33 +80,34 @@ def learned_return(probe: str | Probe, system: str, config: SystemConfig, update
 
 UPDATES = {"recall": 150, "continuous": 150}
 SHORTFALL = {"continuous": 0.2}  # it samples while it is measured, and a spread takes long to shrink
-UNREMARKABLE = {"bandit", "observation", "delayed", "coordination", "masked"}
 
 
-@pytest.mark.parametrize("probe", PROBES)
+def case(*values: object, quick: bool = False):
+    """A case of a test; in the slow tier unless `quick`, since each compiles for ten seconds or more."""
+    return pytest.param(*values, marks=[] if quick else [pytest.mark.slow], id="-".join(map(str, values)))
+
+
+KEEN = {"recall", "coordination", "masked", "continuous"}
+"""What Sable shows on these, it would show on the others too."""
+
+
+@pytest.mark.parametrize("probe", [case(probe, quick=probe in KEEN) for probe in PROBES])
 def test_sable_reaches_the_best_return(probe):
     reached = learned_return(probe, "sable", CONFIG, UPDATES.get(probe, 60))
     best = PROBES[probe].optimal_return
     assert best - SHORTFALL.get(probe, 0.1) < min(reached) <= max(reached) <= best + 1e-6, reached
 
 
-def tiered(system: str, quick: set[str]) -> list:
-    """The probes for a system: `quick` ones always, the others in the slow tier."""
-    return [
-        pytest.param(
-            system, probe, marks=[] if probe in quick else [pytest.mark.slow], id=f"{system}-{probe}"
-        )
-        for probe in PROBES
-    ]
+BLIND = {("mat", "recall"), ("ippo", "coordination"), ("mappo", "masked")}
+"""The cases without memory for `make test`, one for each other system."""
 
 
 @pytest.mark.parametrize(
     ("system", "probe"),
     [
-        *tiered("sable", set()),
-        *tiered("mat", set()),
-        *tiered("ippo", set()),
-        *tiered("mappo", set()),
+        case(system, probe, quick=(system, probe) in BLIND)
+        for system in ("sable", "mat", "ippo", "mappo")
+        for probe in PROBES
     ],
 )
 def test_without_memory_a_system_reaches_what_can_be_known_without_and_no_more(system, probe):
@@ -124,14 +125,9 @@ def test_a_gru_remembers_what_must_be_recalled(system):
     assert min(reached) > PROBES["recall"].optimal_return - 0.1, reached
 
 
-@pytest.mark.parametrize(
-    ("system", "config"),
-    [
-        pytest.param("hasac", HASACConfig(**SAC), marks=pytest.mark.slow),
-        pytest.param("masac", MASACConfig(**SAC), marks=pytest.mark.slow),
-    ],
-)
-def test_soft_actor_critics_solve_by_replay(system, config):
+@pytest.mark.parametrize("system", ["masac", "hasac"])
+def test_soft_actor_critics_solve_by_replay(system):
+    config = {"masac": MASACConfig, "hasac": HASACConfig}[system](**SAC)
     reached = learned_return("continuous", system, config, 60)
     assert min(reached) > PROBES["continuous"].optimal_return - SHORTFALL["continuous"], reached
 
@@ -155,12 +151,12 @@ def told_what_it_did() -> Probe:
 @pytest.mark.parametrize(
     ("probe", "updates"),
     [
-        ("recall", 240),
-        pytest.param("masked", 120, marks=pytest.mark.slow),
-        pytest.param("coordination", 240, marks=pytest.mark.slow),
-        pytest.param("bandit", 120, marks=pytest.mark.slow),
-        pytest.param("observation", 120, marks=pytest.mark.slow),
-        pytest.param("told", 120, marks=pytest.mark.slow),
+        case("recall", 240, quick=True),
+        case("masked", 120),
+        case("coordination", 240),
+        case("bandit", 120),
+        case("observation", 120),
+        case("told", 120),
     ],
 )
 def test_qmix_solves_by_replay(probe, updates):
@@ -176,10 +172,8 @@ def test_the_papers_order_of_agents_learns_too(probe):
     assert min(reached) > PROBES[probe].optimal_return - 0.1, reached
 
 
-@pytest.mark.parametrize(
-    ("bootstrap", "value"),
-    [pytest.param(True, 2.0, marks=pytest.mark.slow), pytest.param(False, 1.0, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("bootstrap", "value"), [(True, 2.0), (False, 1.0)])
 def test_the_value_of_a_time_limit_is_the_future_it_cuts_off_or_nothing(bootstrap, value):
     """One step that pays 1 and runs out of time, discount 1/2: 1 + 1/2 + 1/4 + ... = 2 with bootstrapping."""
     env = replace(PROBES["bandit"], pay=lambda secret, time, actions: jnp.ones(2), times_out=True)

@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import jax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from sable.config import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
 from sable.envs.probes import PROBES
@@ -36,7 +37,7 @@ MODES = {
 }
 
 
-QUICK = {"sable", "ippo-continuous-memory-chunks"}
+QUICK = {"sable", "mat", "ippo-continuous-memory-chunks"}
 """Modes for `make test`; the others, each of which compiles for some ten seconds, for `make test-all`."""
 
 
@@ -58,10 +59,8 @@ class Played:
 
 def shaken(params: PyTree, key: jax.Array) -> PyTree:
     """Parameters away from where they start, where heads and attention say next to nothing."""
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(key, len(leaves))
-    noise = [0.1 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return jax.tree.map(jax.numpy.add, params, jax.tree.unflatten(structure, noise))
+    flat, restore = ravel_pytree(params)
+    return restore(flat + 0.1 * jax.random.normal(key, flat.shape))  # one draw: each takes long to compile
 
 
 @cache
@@ -76,18 +75,18 @@ def play(mode: str) -> Played:
     system = ppo.make(policy, config, env.spec)
 
     @jax.jit
-    def rollout(key):
-        learner_key, shake_key, env_key, first_key, second_key = jax.random.split(key, 5)
+    def begin(learner_key, shake_key, env_key):
         learner = system.init(learner_key, system.hyper)
         learner = replace(learner, params=shaken(learner.params, shake_key))
-        # Another pace than the episodes': after five steps the second rollout starts in the middle of one.
-        gather = partial(collect, env, system, learner, pool_size=4)
-        situation = open_situation(env, system, env_key, config.num_envs)
-        situation, _, _ = gather(situation, first_key, length=5)
-        return learner, gather(situation, second_key, length=config.rollout_length)[1]
+        return learner, open_situation(env, system, env_key, config.num_envs)
 
+    # Episodes last four steps: the second rollout of six starts in the middle of one.
+    gather = jax.jit(partial(collect, env, system, length=config.rollout_length, pool_size=4))
+    *keys, first_key, second_key = jax.random.split(jax.random.key(7), 5)
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it
-        learner, played = rollout(jax.random.key(7))
+        learner, situation = begin(*keys)
+        situation, _, _ = gather(learner, situation, first_key)
+        _, played, _ = gather(learner, situation, second_key)
     return Played(config, env.spec, policy, jax.jit(system.learn), learner, played)
 
 

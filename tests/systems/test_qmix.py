@@ -34,7 +34,6 @@ ONE = QMIXConfig(
     mixer_size=3,
 )
 
-pytestmark = pytest.mark.slow  # compiling them takes minutes: make test-all
 MODES = {
     "views": (SPEC, ONE),
     "state": (replace(SPEC, state_size=5), ONE),

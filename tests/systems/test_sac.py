@@ -17,8 +17,6 @@ from sable.systems import hasac, masac, sac
 from sable.systems.base import System
 from sable.types import EnvSpec, Observation, Rollout, TimeStep, Transition
 
-pytestmark = pytest.mark.slow  # compiling them takes minutes: make test-all
-
 SPEC = EnvSpec(num_agents=3, view_size=4, action_size=2, time_limit=5, action_low=-2.0, action_high=6.0)
 STATEFUL = replace(SPEC, state_size=7)
 SMALL = {
