@@ -1,6 +1,7 @@
 """The Sable network is built as SPEC section 2 says."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +33,19 @@ def view():
     return jax.random.normal(KEY, (2, 4, 66))
 
 
-def test_the_network_has_as_many_parameters_as_its_layers_say():
-    """66 features and 2 constants, 5 actions, 4 agents, width 64, one head, one block."""
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_the_network_has_as_many_parameters_as_its_layers_say(num_blocks):
+    """66 features and 2 constants, 5 actions, 4 agents, width 64, one head; no block shares anything."""
     E, F, A, N = 64, 66 + 2, 5, 4
     embedding = F + F * E + N * E
     encoder = 3 * E + (5 * E * E + 2 * E) + 3 * E * E
     decoder = 3 * E + 2 * (5 * E * E + 2 * E) + 3 * E * E
     actions = (A + 1) * E + E
     heads = (E * E + E) + E + (E + 1) + (E * E + E) + E + (A * E + A)
-    params = autoregressive.init(Sable(SableConfig(), SPEC), KEY)
-    assert (
-        sum(leaf.size for leaf in jax.tree.leaves(params)) == embedding + encoder + decoder + actions + heads
-    )
+    net = Sable(SableConfig(num_blocks=num_blocks), SPEC)
+    params = jax.eval_shape(partial(autoregressive.init, net), KEY)
+    expected = embedding + num_blocks * (encoder + decoder) + actions + heads
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
 
 
 def test_the_scale_of_a_view_survives_its_norm(view):
