@@ -139,7 +139,7 @@ def _train(
     quiet: bool,
 ) -> "Result":
     """What training leaves; its directory is made only once environment and system are there."""
-    from sable.experiments import runs
+    from sable.experiments import results, runs
 
     env = _env_of(run) if env is None else env
     from sable import systems
@@ -153,6 +153,7 @@ def _train(
         runs.note_resumption(directory, circumstances)
     if result.interrupted is None:
         runs.finish(directory, result.summary)
+        results.export(directory)
     draw_curve(directory)
     return result
 

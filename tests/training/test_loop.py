@@ -268,7 +268,8 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     result = sable.train("probe/recall", out=tmp_path, name="r", quiet=True, **FIELDS)
     assert result.directory == tmp_path / "probe" / "recall" / "sable" / "r"
     assert {path.name for path in result.directory.iterdir()} == {
-        "config.json", "meta.json", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png", "summary.json"
+        "config.json", "meta.json", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png",
+        "summary.json", "marl_eval.json",
     }  # fmt: skip
     assert result.summary["absolute_return"] == whole.summary["absolute_return"]
     played = sable.evaluate(result.directory, episodes=8)

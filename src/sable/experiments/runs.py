@@ -2,7 +2,7 @@
 
 config.json    what was asked for           metrics.jsonl  one object per seed and evaluation
 meta.json      where and with what it ran   checkpoints/   the whole run state
-summary.json   what came out                curve.png, tensorboard/
+summary.json   what came out                curve.png, tensorboard/, marl_eval.json
 """
 
 import datetime

@@ -1,0 +1,70 @@
+"""The JSON of marl-eval, which other libraries write and read: the returns of many runs in one file.
+
+`{suite: {task: {system: {run: blocks}}}}`. Blocks are `step_0`, `step_1`, ..: `{step_count, elapsed_time,
+return: [..]}`, and `absolute_metrics`: `{return: [..]}`.
+"""
+
+import json
+import typing as tp
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from sable.errors import SableError
+from sable.experiments.series import Series
+
+RETURNS = ("return", "mean_episode_return", "episode_return")
+"""What the metric we compare is called, here and elsewhere."""
+
+
+def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
+    """The series as the schema wants them."""
+    data: dict[str, tp.Any] = {}
+    for one in series:
+        suite, _, task = one.task.partition("/")
+        rows = zip(one.steps, one.seconds, one.returns, strict=True)
+        blocks = {
+            f"step_{k}": {"step_count": int(step), "elapsed_time": float(second), "return": [float(value)]}
+            for k, (step, second, value) in enumerate(rows)
+        }
+        place = data.setdefault(suite, {}).setdefault(task, {}).setdefault(one.system, {})
+        place[f"seed_{one.seed}"] = blocks | {"absolute_metrics": {"return": [one.absolute]}}
+    return data
+
+
+def read(path: Path) -> list[Series]:
+    """The series in a file, in its order."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            _series(blocks, task=f"{suite}/{task}", system=system, seed=run, source=path)
+            for suite, tasks in data.items()
+            for task, systems in tasks.items()
+            for system, runs in systems.items()
+            for run, blocks in runs.items()
+        ]
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise SableError(f"{path} is not a marl-eval JSON file: {type(error).__name__}: {error}") from None
+
+
+def _series(blocks: dict[str, tp.Any], *, task: str, system: str, seed: str, source: Path) -> Series:
+    steps = sorted(
+        (block for name, block in blocks.items() if name.startswith("step_")), key=lambda b: b["step_count"]
+    )
+    return Series(
+        task=task,
+        system=system,
+        seed=seed.removeprefix("seed_"),
+        source=source,
+        steps=np.array([block["step_count"] for block in steps], float),
+        returns=np.array([_mean(block) for block in steps], float),
+        seconds=np.array([block.get("elapsed_time", np.nan) for block in steps], float),
+        absolute=_mean(blocks.get("absolute_metrics", {})),
+    )
+
+
+def _mean(block: dict[str, tp.Any]) -> float:
+    """The mean of a block's returns, one or one of each episode; nan where there is none, or a null."""
+    values = next((block[name] for name in RETURNS if name in block), np.nan)
+    return float(np.mean(np.array(values, float)))

@@ -1,0 +1,130 @@
+"""What many runs gave, read from their folders, and a line for all that is missing or odd."""
+
+import os
+import typing as tp
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from sable.config import SystemConfig
+from sable.errors import SableError
+from sable.experiments import marl_eval, runs
+from sable.experiments.series import Series
+
+VARIANTS = ("memory", "rms_norm", "swiglu")
+"""Switches that make another system of a system; where one is not at its default, the name says so."""
+
+
+class Results(tp.NamedTuple):
+    """Series to draw conclusions from, and what a reader of the conclusions must know."""
+
+    series: list[Series]
+    notes: list[str]
+
+
+def read(paths: Iterable[str | Path]) -> Results:
+    """All finished runs in or below these folders, and in these marl-eval JSON files."""
+    found: dict[tuple[str, str, str], Series] = {}
+    notes: list[str] = []
+    for place in (place for path in paths for place in _places(Path(path))):
+        try:
+            series, said = (marl_eval.read(place), []) if place.is_file() else read_run(place)
+        except SableError as error:
+            series, said = [], [f"{place}: left out: {error}"]
+        notes += said
+        for one in series:
+            whose = f"seed {one.seed} of {one.system} on {one.task}"
+            if problem := one.problem():
+                notes.append(f"{place}: {whose} left out: {problem}")
+                continue
+            before = found.get(key := (one.task, one.system, one.seed), one)
+            found[key] = one if one.steps[-1] >= before.steps[-1] else before
+            if before is not one:
+                both = f"in {before.source} and {place}"
+                notes.append(f"{whose} is there twice, {both}; {found[key].source} counts")
+    return Results(list(found.values()), notes + _unequal(found.values()))
+
+
+def read_run(directory: Path) -> tuple[list[Series], list[str]]:
+    """The series of one run, whatever is in them, and notes; no series where it has not finished."""
+    run, config = runs.read_config(directory)
+    rows = runs.read_metrics(directory)
+    if not (directory / "summary.json").is_file():
+        reached = max((int(row["env_steps"]) for row in rows), default=0)
+        return [], [
+            f"{directory}: left out: not finished, at {reached:,} of {run.total_steps:,} steps; "
+            f"go on with sable train --resume {directory}"
+        ]
+    summary, series = runs.read_summary(directory), []
+    absolutes = summary.get("absolute_return")
+    if not isinstance(absolutes, list) or len(absolutes) != len(run.seeds):
+        raise SableError(f"its summary.json holds no absolute_return for each of its {len(run.seeds)} seeds")
+    for seed, absolute in zip(run.seeds, absolutes, strict=True):
+        own = [row for row in rows if row["seed"] == seed]
+        steps, returns, seconds = (
+            np.array([_number(row.get(name)) for row in own])
+            for name in ("env_steps", "evaluation/return", "wall_seconds")
+        )
+        series.append(
+            Series(
+                task=run.task,
+                system=variant(run.system, config),
+                seed=str(seed),
+                steps=steps,
+                returns=returns,
+                seconds=seconds,
+                absolute=_number(absolute),
+                source=directory,
+            )
+        )
+    halted = summary.get("halted_seeds", ())
+    return series, [
+        f"{directory}: seed {seed} halted because a number was no longer finite; it counts as it stood"
+        for seed in halted
+    ]
+
+
+def export(directory: Path) -> None:
+    """Write a finished run's marl_eval.json."""
+    runs.write_json(directory / "marl_eval.json", marl_eval.to_dict(read_run(directory)[0]))
+
+
+def variant(system: str, config: SystemConfig) -> str:
+    """The system's name with those of its switches that are not at their defaults."""
+    changed = [name for name in VARIANTS if getattr(config, name, None) != getattr(type(config), name, None)]
+    return " ".join([system, *(name if getattr(config, name) else f"no {name}" for name in changed)])
+
+
+def _places(path: Path) -> list[Path]:
+    """The file, or the run folders in or below the folder."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise SableError(f"there is no file or folder {path}")
+    places = []
+    for place, folders, files in os.walk(path):
+        if "config.json" in files:
+            folders.clear()  # a run holds no runs
+            places.append(Path(place))
+    if not places:
+        raise SableError(f"no runs in {path}: a run's folder holds a config.json")
+    return sorted(places)
+
+
+def _unequal(series: Iterable[Series]) -> list[str]:
+    """A line for each task whose runs differ in length by more than rounding to whole updates explains."""
+    ends = defaultdict(set)
+    for one in series:
+        ends[one.task].add(int(one.steps[-1]))
+    return [
+        f"{task}: runs of {min(steps):,} and of {max(steps):,} steps stand side by side"
+        for task, steps in ends.items()
+        if max(steps) > 1.05 * min(steps)
+    ]
+
+
+def _number(value: tp.Any) -> float:
+    """A number from JSON; nan for null."""
+    return float("nan") if value is None else float(value)
