@@ -49,7 +49,7 @@ def test_the_network_has_as_many_parameters_as_its_layers_say(num_blocks):
 
 
 def test_the_scale_of_a_view_survives_its_norm(view):
-    embedding = ViewEmbedding(16, SPEC, RMSNorm(), agent_id=True)
+    embedding = ViewEmbedding(16, RMSNorm(), SPEC.num_agents)
     ids = jnp.arange(SPEC.num_agents)
     params = embedding.init(KEY, view, ids)
     assert jnp.abs(embedding.apply(params, view, ids) - embedding.apply(params, 2 * view, ids)).max() > 1e-2
@@ -110,7 +110,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
     params = autoregressive.init(net, KEY)
     encoded = jnp.zeros((2, 16))
     memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.open)
-    params["params"]["policy_head"]["raw_std"] = jnp.full(2, -50.0)
+    params["params"]["policy_head"]["distribution"]["raw_std"] = jnp.full(2, -50.0)
     distribution, _ = net.apply(
         params,
         encoded,

@@ -2,13 +2,12 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float
 
-from sable.config import ActorCriticConfig, SystemConfig
-from sable.nets.layers import dense
+from sable.config import ActorCriticConfig
+from sable.nets.layers import ActionDistribution, AgentEmbedding, dense, num_identities
 from sable.nets.recurrent import GRU
-from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, Observation
 
 Carry = Array | tuple
@@ -37,9 +36,7 @@ class Network(nn.Module):
         width = self.layers[0]
         self.first = dense(width, bias=not self.num_agents)  # an agent's row is its bias
         if self.num_agents:
-            self.agent_embedding = self.param(
-                "agent_embedding", normal(width**-0.5), (self.num_agents, width)
-            )
+            self.agent = AgentEmbedding(self.num_agents)
         if self.recurrent_size:
             self.memory = GRU(self.recurrent_size)
         self.rest = [dense(width) for width in self.layers[1:]]
@@ -52,10 +49,7 @@ class Network(nn.Module):
         # Layers are given matrices: on a CPU, XLA takes twice as long for the gradients of anything higher.
         shape = x.shape[:-1]
         x = self.first(x.reshape(-1, x.shape[-1]))
-        if self.num_agents:
-            teams = (len(x) // self.num_agents, *self.agent_embedding.shape)
-            x = x + jnp.broadcast_to(self.agent_embedding, teams).reshape(x.shape)
-        x = nn.relu(x)
+        x = nn.relu(self.agent(x) if self.num_agents else x)
         if not isinstance(carry, tuple):
             x, carry = self.memory.sequence(x.reshape(*shape, -1), carry, first)
             x = x.reshape(-1, self.recurrent_size)
@@ -78,18 +72,14 @@ class Actor(nn.Module):
             num_agents=num_identities(self.config, self.spec),
             recurrent_size=recurrent_size(self.config),
         )
-        if not self.spec.discrete:
-            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+        self.distribution = ActionDistribution(self.spec)
 
     def __call__(
         self, observation: Observation, carry: Carry, first: Bool[Array, "T B"]
     ) -> tuple[Distribution, Carry]:
         """Each agent's distribution over a sequence, and what is remembered after it."""
         out, carry = self.network(observation.view, carry, first)
-        if self.spec.discrete:
-            return masked_categorical(out, observation.legal), carry
-        std = nn.softplus(self.raw_std) + 1e-3
-        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high), carry
+        return self.distribution(out, observation.legal), carry
 
 
 class Critic(nn.Module):
@@ -117,11 +107,6 @@ class Critic(nn.Module):
             return value[..., 0], carry
         value, carry = self.network(global_state(observation), carry, first)
         return jnp.broadcast_to(value, (*first.shape, self.spec.num_agents)), carry
-
-
-def num_identities(config: SystemConfig, spec: EnvSpec) -> int:
-    """How many agents the first layer tells apart: none where that is switched off or the views tell."""
-    return spec.num_agents if config.agent_id and not spec.views_carry_id else 0
 
 
 def recurrent_size(config: ActorCriticConfig) -> int:

@@ -1,4 +1,4 @@
-"""Layers shared by the sequence networks."""
+"""Layers that several networks share."""
 
 import typing as tp
 from collections.abc import Callable
@@ -6,8 +6,12 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import orthogonal
-from jaxtyping import Array, Float, Int
+from flax.linen.initializers import normal, orthogonal
+from jaxtyping import Array, Bool, Float, Int
+
+from sable.config import SystemConfig
+from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.types import EnvSpec
 
 
 def _broadcast(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*b E"]:
@@ -66,6 +70,39 @@ def orthogonal_parts(gain: float) -> Callable[..., Array]:
         return jnp.concatenate([orthogonal(gain)(k, (shape[0],) * 2, dtype) for k in keys], axis=1)
 
     return init
+
+
+class AgentEmbedding(nn.Module):
+    """A learned row for each agent, added to its tokens."""
+
+    num_agents: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b E"], ids: Int[Array, " N"] | None = None) -> Float[Array, "*b E"]:
+        """Tokens come team by team, the agents of each in the order of `ids`, or in their natural one."""
+        width = x.shape[-1]
+        rows = self.param("rows", normal(width**-0.5), (self.num_agents, width))
+        team = (rows if ids is None else rows[ids]).reshape(-1)
+        return x + spread(team, (x.size // team.size, team.size)).reshape(x.shape)
+
+
+def num_identities(config: SystemConfig, spec: EnvSpec) -> int:
+    """How many agents a network must tell apart: none where that is switched off or the views tell."""
+    return spec.num_agents if config.agent_id and not spec.views_carry_id else 0
+
+
+class ActionDistribution(nn.Module):
+    """What a network's output says of an action: a choice among the legal ones, or a tanh-normal with one
+    spread for all views."""
+
+    spec: EnvSpec
+
+    @nn.compact
+    def __call__(self, out: Float[Array, "*b out"], legal: Bool[Array, "*b A"]) -> Distribution:
+        if self.spec.discrete:
+            return masked_categorical(out, legal)
+        std = nn.softplus(self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))) + 1e-3
+        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
 
 
 class Head(nn.Module):

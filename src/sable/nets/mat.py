@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import MATConfig
-from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, orthogonal_parts, spread
+from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, num_identities, orthogonal_parts, spread
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
@@ -164,7 +164,9 @@ class MAT(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        self.embed_view = ViewEmbedding(width, self.spec, _norm(self.config), self.config.agent_id, bias=True)
+        self.embed_view = ViewEmbedding(
+            width, _norm(self.config), num_identities(self.config, self.spec), bias=True
+        )
         self.embedding_norm = _norm(self.config)
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SableConfig
-from sable.nets.layers import Head, RMSNorm, SwiGLU, time_encoding
+from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
 from sable.ops.distributions import Distribution
@@ -116,7 +116,7 @@ class Sable(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        self.embed_view = ViewEmbedding(width, self.spec, RMSNorm(), self.config.agent_id)
+        self.embed_view = ViewEmbedding(width, RMSNorm(), num_identities(self.config, self.spec))
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
         self.embed_action = ActionEmbedding(width, self.spec)

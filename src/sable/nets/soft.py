@@ -2,11 +2,10 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.initializers import normal
 from jaxtyping import Array, Float
 
 from sable.config import SACConfig
-from sable.nets.layers import dense, spread
+from sable.nets.layers import AgentEmbedding, dense, num_identities
 from sable.ops.distributions import TanhNormal, tanh_normal
 from sable.types import EnvSpec
 
@@ -20,19 +19,17 @@ class SoftPolicy(nn.Module):
     """Whether all agents use these parameters; each is then told who it is."""
 
     def setup(self):
-        width = self.config.policy_layers[0]
         self.hidden = [dense(width) for width in self.config.policy_layers]
         self.head = dense(2 * self.spec.action_size, 0.01)
-        self.has_id = self.shared and self.config.agent_id and not self.spec.views_carry_id
-        if self.has_id:
-            shape = (self.spec.num_agents, width)
-            self.agent_embedding = self.param("agent_embedding", normal(width**-0.5), shape)
+        self.num_agents = num_identities(self.config, self.spec) if self.shared else 0
+        if self.num_agents:
+            self.agent = AgentEmbedding(self.num_agents)
 
     def __call__(self, view: Float[Array, "*b F"]) -> TanhNormal:
         """The distribution of the actions [.., A]; the views of a shared policy are [.., N, F]."""
         x = self.hidden[0](view)
-        if self.has_id:
-            x = x + _for_each(self.agent_embedding, x.shape)
+        if self.num_agents:
+            x = self.agent(x)
         for layer in self.hidden[1:]:
             x = layer(nn.relu(x))
         mean, raw_std = jnp.split(self.head(nn.relu(x)), 2, axis=-1)
@@ -51,8 +48,3 @@ class SoftQ(nn.Module):
         for width in self.config.q_layers:
             x = nn.relu(dense(width)(x))
         return dense(1, 1.0)(x)[..., 0]
-
-
-def _for_each(embedding: Float[Array, "N E"], shape: tuple[int, ...]) -> Float[Array, "*b N E"]:
-    """The embeddings of all agents for every situation; see `spread`."""
-    return jnp.reshape(spread(embedding.reshape(-1), (*shape[:-2], embedding.size)), shape)

@@ -2,11 +2,10 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.nets.layers import Head, RMSNorm, dense, spread
-from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
+from sable.nets.layers import ActionDistribution, AgentEmbedding, Head, RMSNorm, dense
+from sable.ops.distributions import Distribution
 from sable.types import EnvSpec
 
 
@@ -18,25 +17,21 @@ class ViewEmbedding(nn.Module):
     """
 
     width: int
-    spec: EnvSpec
     norm: nn.Module
-    agent_id: bool
+    num_agents: int
+    """Agents to tell apart, 0 to tell none apart."""
     bias: bool = False
 
     def setup(self):
         self.projection = dense(self.width, bias=self.bias)
-        if self.agent_id and not self.spec.views_carry_id:
-            shape = (self.spec.num_agents, self.width)
-            self.agent = self.param("agent_embedding", normal(self.width**-0.5), shape)
+        if self.num_agents:
+            self.agent = AgentEmbedding(self.num_agents)
 
     def __call__(self, view: Float[Array, "*b N F"], ids: Int[Array, " N"]) -> Float[Array, "*b N E"]:
         """The views' embeddings, agents in the order of `ids`."""
         constants = jnp.broadcast_to(jnp.array([1.0, -1.0]), (*view.shape[:-1], 2))
         x = self.projection(self.norm(jnp.concatenate([view, constants], axis=-1)))
-        if self.agent_id and not self.spec.views_carry_id:
-            team = self.agent[ids].reshape(-1)
-            x = x + spread(team, (*x.shape[:-2], team.size)).reshape(x.shape)
-        return nn.gelu(x)
+        return nn.gelu(self.agent(x, ids) if self.num_agents else x)
 
 
 class ActionEmbedding(nn.Module):
@@ -57,22 +52,17 @@ class ActionEmbedding(nn.Module):
 
 
 class PolicyHead(nn.Module):
-    """The distribution of an action: over the legal ones, or tanh-normal with one spread for all views."""
+    """The distribution of the action of each agent."""
 
     width: int
     spec: EnvSpec
 
     def setup(self):
         self.head = Head(self.width, self.spec.num_actions or self.spec.action_size)
-        if not self.spec.discrete:
-            self.raw_std = self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))
+        self.distribution = ActionDistribution(self.spec)
 
     def __call__(self, x: Float[Array, "*b E"], legal: Bool[Array, "*b A"]) -> Distribution:
-        out = self.head(x)
-        if self.spec.discrete:
-            return masked_categorical(out, legal)
-        std = nn.softplus(self.raw_std) + 1e-3
-        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
+        return self.distribution(self.head(x), legal)
 
 
 def start_token(spec: EnvSpec) -> Array:

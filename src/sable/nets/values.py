@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sable.config import QMIXConfig
-from sable.nets.actor_critic import Network, num_identities
-from sable.nets.layers import dense
+from sable.nets.actor_critic import Network
+from sable.nets.layers import dense, num_identities
 from sable.types import EnvSpec
 
 HYPER_SIZE = 64

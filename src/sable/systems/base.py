@@ -47,8 +47,7 @@ class System(tp.NamedTuple):
     """(params, observation, memory, key) -> the decision while evaluating or deployed"""
     final: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
     """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for
-    nothing, its value for bootstrapping
-    through time limits, the observation itself for replay"""
+    nothing, its value for bootstrapping through time limits, the observation itself for replay"""
     learn: tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]
     """(learner, rollout, key) -> the learner after it, and scalars about it"""
 
