@@ -148,13 +148,14 @@ def _train(
 
     system = systems.make(run.system, env.spec, config)
     directory, circumstances = make_directory(), runs.describe() if resume else {}
-    result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
-    if resume:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
-        runs.note_resumption(directory, circumstances)
-    if result.interrupted is None:
-        runs.finish(directory, result.summary)
-        results.export(directory)
-    draw_curve(directory)
+    with runs.claim(directory):
+        result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+        if resume:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
+            runs.note_resumption(directory, circumstances)
+        draw_curve(directory, result.summary.get("absolute_return"))
+        if result.interrupted is None:
+            results.export(directory, result.summary)
+            runs.finish(directory, result.summary)
     return result
 
 

@@ -149,6 +149,7 @@ _RANGES: dict[str, _Rule] = {
     "num_heads": _COUNT,
     "num_blocks": _COUNT,
     "decay_scaling": _FRACTION,
+    "chunk_size": _NOT_NEGATIVE,
     "policy_learning_rate": _NOT_NEGATIVE,
     "critic_learning_rate": _NOT_NEGATIVE,
     "q_learning_rate": _NOT_NEGATIVE,

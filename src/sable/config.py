@@ -39,6 +39,8 @@ class RunConfig:
     """Precision of float32 matrix products on accelerators (tf32 or full)."""
     deterministic: bool = False
     """Make GPU runs bit-exact (slower); CPU runs always are."""
+    label: str = ""
+    """What reports call the run's system; none: its name with what is switched on or off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,9 @@ class SableConfig(PPOConfig):
     """Remember the whole episode; without it every time step stands alone."""
     agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
     """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
+    chunk_size: int = 0
+    """Time steps that learning with memory takes at once. Changes speed and memory use, never what is learnt;
+    0: what suits the sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def test_a_place_without_runs_is_refused(tmp_path, place):
 
 def test_runs_survive_marl_evals_json(tmp_path):
     directory = make_run(tmp_path, "a", {0: [0.0, 1.0], 7: [0.5, 0.75]}, [1.0, 0.8])
-    results.export(directory)
+    results.export(directory, runs.read_summary(directory))
     own, again = results.read([directory]), results.read([directory / "marl_eval.json"])
     assert own.notes == again.notes == []
     for one, other in zip(own.series, again.series, strict=True):

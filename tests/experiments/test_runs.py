@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -125,3 +127,22 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
         runs.write_json(tmp_path / "a.json", {"a": 2})
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
+
+
+def test_a_claimed_run_is_refused_until_its_process_is_gone(tmp_path):
+    code = """
+import sys, time
+from pathlib import Path
+from sable.experiments import runs
+with runs.claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(runs.Claimed, match="another process"), runs.claim(tmp_path):
+            pass
+        other.kill()
+    with runs.claim(tmp_path):
+        pass

@@ -84,6 +84,23 @@ def test_the_step_count_is_seen_with_memory_and_never_without(view):
     np.testing.assert_array_equal(now, later)
 
 
+@pytest.mark.parametrize("chunk_size", [1, 3, 20])
+def test_the_chunk_size_changes_nothing_that_is_learnt(chunk_size):
+    views, first = jax.random.normal(KEY, (8, 2, 4, 66)), jax.random.bernoulli(KEY, 0.2, (8, 2))
+    actions, legal = jnp.ones((8, 2, 4), int), jnp.ones((8, 2, 4, 5), bool)
+
+    def loss(params, config):
+        memory, time = initial_memory(config, 2), jnp.zeros((8, 2), int)
+        dist, values = Sable(config, SPEC).apply(
+            params, views, legal, time, actions, jnp.arange(4), memory, first, method=Sable.evaluate
+        )
+        return (dist.log_prob(actions) * values).sum()
+
+    params = autoregressive.init(Sable(CONFIG, SPEC), KEY)
+    whole, parts = (jax.grad(loss)(params, replace(CONFIG, chunk_size=size)) for size in (0, chunk_size))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3), whole, parts)
+
+
 def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
     net = Sable(CONFIG, SPEC)
     params = autoregressive.init(net, KEY)

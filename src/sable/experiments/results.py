@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sable.config import SystemConfig
+from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import marl_eval, runs
 from sable.experiments.series import Series
@@ -57,10 +57,31 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
             f"{directory}: left out: not finished, at {reached:,} of {run.total_steps:,} steps; "
             f"go on with sable train --resume {directory}"
         ]
-    summary, series = runs.read_summary(directory), []
+    summary = runs.read_summary(directory)
+    halted = summary.get("halted_seeds", ())
+    return _series(directory, run, config, rows, summary), [
+        f"{directory}: seed {seed} halted because a number was no longer finite; it counts as it stood"
+        for seed in halted
+    ]
+
+
+def export(directory: Path, summary: dict[str, tp.Any]) -> None:
+    """Write the marl_eval.json of a run that ended with this summary."""
+    series = _series(directory, *runs.read_config(directory), runs.read_metrics(directory), summary)
+    runs.write_json(directory / "marl_eval.json", marl_eval.to_dict(series))
+
+
+def _series(
+    directory: Path,
+    run: RunConfig,
+    config: SystemConfig,
+    rows: list[dict[str, tp.Any]],
+    summary: dict[str, tp.Any],
+) -> list[Series]:
     absolutes = summary.get("absolute_return")
     if not isinstance(absolutes, list) or len(absolutes) != len(run.seeds):
         raise SableError(f"its summary.json holds no absolute_return for each of its {len(run.seeds)} seeds")
+    series = []
     for seed, absolute in zip(run.seeds, absolutes, strict=True):
         own = [row for row in rows if row["seed"] == seed]
         steps, returns, seconds = (
@@ -70,7 +91,7 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
         series.append(
             Series(
                 task=run.task,
-                system=variant(run.system, config),
+                system=run.label or variant(run.system, config),
                 seed=str(seed),
                 steps=steps,
                 returns=returns,
@@ -79,16 +100,7 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
                 source=directory,
             )
         )
-    halted = summary.get("halted_seeds", ())
-    return series, [
-        f"{directory}: seed {seed} halted because a number was no longer finite; it counts as it stood"
-        for seed in halted
-    ]
-
-
-def export(directory: Path) -> None:
-    """Write a finished run's marl_eval.json."""
-    runs.write_json(directory / "marl_eval.json", marl_eval.to_dict(read_run(directory)[0]))
+    return series
 
 
 def variant(system: str, config: SystemConfig) -> str:

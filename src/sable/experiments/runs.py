@@ -5,7 +5,9 @@ meta.json      where and with what it ran   checkpoints/   the whole run state
 summary.json   what came out                curve.png, tensorboard/, marl_eval.json
 """
 
+import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -67,6 +69,22 @@ def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = N
     return directory
 
 
+@contextlib.contextmanager
+def claim(directory: Path) -> tp.Iterator[None]:
+    """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
+    that shares its disk, holds it. A claim ends with its process, however that ends."""
+    with (directory / ".claim").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Claimed(f"{directory} is being worked on by another process") from None
+        yield
+
+
+class Claimed(SableError):
+    """Somebody else is at work there."""
+
+
 def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
     """Add to meta.json where and with what (see `describe`) the run was resumed."""
     meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
@@ -74,12 +92,12 @@ def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
 
 
 def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
-    """Write summary.json, and the time the run took into meta.json."""
-    write_json(directory / "summary.json", summary)
+    """Write the time the run took into meta.json, and summary.json, which makes the run a finished one."""
     meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
     write_json(
         directory / "meta.json", meta | {"finished": _now(), "wall_seconds": summary.get("wall_seconds")}
     )
+    write_json(directory / "summary.json", summary)
 
 
 def find(path: str | Path) -> Path:

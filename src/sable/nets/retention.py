@@ -24,6 +24,8 @@ class MultiScaleRetention(nn.Module):
     causal: bool
     cross: bool = False
     """Whether queries come from another stream than keys; else one product makes all four projections."""
+    chunk: int | None = None
+    """Time steps of a sequence taken at once; None: what suits the sizes."""
 
     def setup(self):
         def project(size):
@@ -48,7 +50,10 @@ class MultiScaleRetention(nn.Module):
         if isinstance(memory, tuple):
             return self._finish(retention.within(q, k, v, causal=self.causal), gate), ()
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
-        out, memory = retention.chunkwise(q, k, v, memory, self._kappa(), first, causal=self.causal)
+        block = None if self.chunk is None else q.shape[2]  # whole time steps, if so many are asked for
+        out, memory = retention.chunkwise(
+            q, k, v, memory, self._kappa(), first, causal=self.causal, chunk=self.chunk, block=block
+        )
         return self._finish(out.swapaxes(0, 1), gate), memory
 
     def timestep(

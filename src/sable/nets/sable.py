@@ -193,4 +193,6 @@ class Sable(nn.Module):
 
 
 def _retention(config: SableConfig, *, causal: bool, cross: bool = False) -> MultiScaleRetention:
-    return MultiScaleRetention(config.embed_dim, config.num_heads, config.decay_scaling, causal, cross)
+    return MultiScaleRetention(
+        config.embed_dim, config.num_heads, config.decay_scaling, causal, cross, config.chunk_size or None
+    )

@@ -77,7 +77,7 @@ def restore(directory: Path, like: PyTree) -> Checkpoint:
     committed = steps(folder)
     if not committed:
         raise SableError(
-            f"{directory} holds no checkpoint: the run stopped before its first one; start it again"
+            f"{directory} holds no checkpoint: the run stopped before its first one; go on with --resume"
         )
     path = folder / f"{committed[-1]:010d}"
     manifest = _verified(path)

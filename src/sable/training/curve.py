@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 import typing as tp
+from collections.abc import Sequence
 from pathlib import Path
 
 from sable.training.logging import METRICS, RETURN, Row, number, read_rows, spread, write_atomically
@@ -12,8 +13,9 @@ from sable.training.logging import METRICS, RETURN, Row, number, read_rows, spre
 _COLOUR = "#0b7285"
 
 
-def draw_curve(directory: Path) -> Path | None:
-    """The picture curve.png of a run's evaluation returns, drawn from its metrics; None without any."""
+def draw_curve(directory: Path, absolute: Sequence[float] | None = None) -> Path | None:
+    """The picture curve.png of a run's evaluation returns, drawn from its metrics, with a line at the mean of
+    the `absolute` returns; None without any metrics."""
     rows = [row for row in read_rows(directory / METRICS) if math.isfinite(number(row.get(RETURN)))]
     if not rows:
         return None
@@ -24,7 +26,7 @@ def draw_curve(directory: Path) -> Path | None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     _draw_returns(axes, rows)
-    _draw_absolute(axes, _read_object(directory / "summary.json").get("absolute_return"))
+    _draw_absolute(axes, absolute or ())
     axes.set_title(
         _title(_read_object(directory / "config.json")), loc="left", fontsize=12, fontweight="bold", pad=12
     )
@@ -68,9 +70,9 @@ def _draw_returns(axes: tp.Any, rows: list[Row]) -> None:
     axes.margins(x=0.02)
 
 
-def _draw_absolute(axes: tp.Any, absolute: tp.Any) -> None:
+def _draw_absolute(axes: tp.Any, absolute: Sequence[float]) -> None:
     """A dashed line at the best parameters' return, where the run has finished."""
-    mean, _ = spread([number(value) for value in absolute]) if isinstance(absolute, list) else (math.nan, 0.0)
+    mean, _ = spread(list(absolute))
     if math.isfinite(mean):
         axes.axhline(mean, color="0.35", linestyle="--", linewidth=1.2, label=f"best parameters: {mean:.3g}")
 

@@ -52,14 +52,14 @@ def train(
     quiet: bool = False,
 ) -> Result:
     """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
-    bit."""
+    bit, or from the start where it was stopped before its first."""
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
     program = make_program(env, system, run, config)
     begin, seeds = one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
     compiled = Compiler(run)
-    if resume:
+    if resume and checkpoint.steps(directory / checkpoint.FOLDER):
         state, facts = checkpoint.restore(directory, jax.eval_shape(begin, seeds))
     else:
         state, facts = compiled(begin, seeds)(seeds), dict.fromkeys(FACTS, 0)
