@@ -2,7 +2,6 @@
 checkpoints."""
 
 import resource
-import signal
 import sys
 import time
 import typing as tp
@@ -21,6 +20,7 @@ from sable.errors import SableError
 from sable.systems.base import System
 from sable.training import checkpoint
 from sable.training.evaluate import play
+from sable.training.interruption import interruption
 from sable.training.logging import METRICS, RETURN, Logger, read_rows
 from sable.training.program import RunState, make_program, one_by_one
 from sable.types import PyTree
@@ -28,8 +28,15 @@ from sable.types import PyTree
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 """What a checkpoint says of how far the run had come."""
 
+Watch = tp.Callable[[int, list[float]], bool]
+"""(environment steps, return of every seed) after an evaluation -> whether to stop."""
+
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
+
+
+class Halted(SableError):
+    """Something stopped being finite in every seed."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +57,25 @@ def train(
     *,
     resume: bool = False,
     quiet: bool = False,
+    hypers: PyTree = None,
+    watch: Watch | None = None,
 ) -> Result:
     """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
-    bit, or from the start where it was stopped before its first."""
+    bit, or from the start where it was stopped before its first.
+
+    `hypers`, with a leading [S], gives each seed numbers of its own instead of the system's. `watch` may end
+    the run at an evaluation; there is no summary then.
+    """
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
     program = make_program(env, system, run, config)
     begin, seeds = one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
-    compiled = Compiler(run)
+    compiled, lanes = Compiler(run), (seeds,) if hypers is None else (seeds, hypers)
     if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-        state, facts = checkpoint.restore(directory, jax.eval_shape(begin, seeds))
+        state, facts = checkpoint.restore(directory, jax.eval_shape(begin, *lanes))
     else:
-        state, facts = compiled(begin, seeds)(seeds), dict.fromkeys(FACTS, 0)
+        state, facts = compiled(begin, *lanes)(*lanes), dict.fromkeys(FACTS, 0)
     updates, evaluations = facts["updates"], facts["evaluations"]
     clock = Clock(training_seconds=facts["training_seconds"])
 
@@ -105,7 +118,11 @@ def train(
             logger.phase("evaluating")
             state, metrics = assess(state)
             evaluations += 1
-            logger.evaluation(updates * steps_per_update, jax.device_get(metrics))
+            metrics = jax.device_get(metrics)
+            logger.evaluation(updates * steps_per_update, metrics)
+            # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
+            if watch is not None and watch(updates * steps_per_update, metrics[RETURN].tolist()):
+                return Result(directory, {})
             save()
         logger.phase("measuring the best parameters")
         absolute = jax.device_get(compiled(jax.vmap(program.absolute), state)(state))
@@ -224,34 +241,6 @@ class Clock:
         return max(1, int(UNIT_SECONDS / self.per_update))
 
 
-class Interruption:
-    """The signal that asked to stop, or 0."""
-
-    signal: int = 0
-
-
-@contextmanager
-def interruption() -> tp.Iterator[Interruption]:
-    """Turns Ctrl-C and SIGTERM into a request the loop can honour between two units; a second one acts at
-    once."""
-    state = Interruption()
-
-    def note(number: int, _frame: tp.Any) -> None:
-        state.signal = number
-        for watched, handler in previous.items():
-            signal.signal(watched, handler)
-
-    try:
-        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's business
-        previous = {}
-    try:
-        yield state
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def peak_memory_bytes() -> int:
     """The most device memory ever in use; on CPU the process's peak."""
     stats = jax.devices()[0].memory_stats() or {}
@@ -269,6 +258,6 @@ def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunSt
                 f"seed {seed} halted: {name} was not finite in update {update + 1}; it stays as it was before"
             )
     if (halted >= 0).all():
-        raise SableError(
+        raise Halted(
             f"{run.task}: every seed has halted; try a lower learning rate, or check the environment"
         )

@@ -48,8 +48,8 @@ class State:
 class Program(tp.NamedTuple):
     """The functions of one run, for one seed; the host loop maps them over all."""
 
-    start: tp.Callable[[Array], State]
-    """seed -> State"""
+    start: tp.Callable[..., State]
+    """(seed, hyper, or the system's own without one) -> State"""
     unit: tp.Callable[[RunState, Array], RunState]
     """(run, updates) -> run"""
     assess: tp.Callable[[State], tuple[State, Metrics]]
@@ -91,9 +91,9 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
         return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
 
-    def start(seed: Array) -> State:
+    def start(seed: Array, hyper: PyTree = None) -> State:
         learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
-        learner = system.init(learner_key, system.hyper)
+        learner = system.init(learner_key, system.hyper if hyper is None else hyper)
         situation = open_situation(env, system, env_key, config.num_envs)
         _, _, seen = jax.eval_shape(advance, learner, situation, key)
         run_state = RunState(
@@ -131,11 +131,10 @@ def evaluation_key(state: RunState) -> Array:
     return jax.random.fold_in(state.key, 2**31)
 
 
-def one_by_one(start: tp.Callable[[Array], State]) -> tp.Callable[[Array], State]:
-    """`start` over seeds without `vmap`: batched QR decompositions, which orthogonal weights need, can fill
-    XLA's CPU thread
-    pool and wait for each other for ever (jaxlib 0.10.2, two cores)."""
-    return lambda seeds: jax.lax.map(start, seeds)
+def one_by_one(start: tp.Callable[..., State]) -> tp.Callable[..., State]:
+    """`start` over seeds, and hypers, without `vmap`: batched QR decompositions, which orthogonal weights
+    need, can fill XLA's CPU thread pool and wait for each other for ever (jaxlib 0.10.2, two cores)."""
+    return lambda *each: jax.lax.map(lambda one: start(*one), each)
 
 
 def _without_replay(state: RunState) -> RunState:
