@@ -19,11 +19,12 @@ ALLOWED = {
     "nets": {"types", "config", "ops"},
     "systems": {"types", "config", "errors", "ops", "nets"},
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
-    "experiments": {"types", "config", "settings", "errors", "training"},
+    "experiments": {"types", "config", "settings", "errors", "envs", "training"},
 }
 HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
 HEAVY |= {"matplotlib": {"training/curve.py"}, "tensorboardX": {"training/logging.py"}}
-HEAVY |= {"rich": {"training/logging.py", "cli.py"}, "orbax": {"training/checkpoint.py"}}
+HEAVY |= {"ray": {"experiments/benchmark.py"}}
+HEAVY |= {"rich": {"training/logging.py", "experiments/board.py"}, "orbax": {"training/checkpoint.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -16,9 +16,11 @@ if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
+    from sable.experiments.benchmark import Cell, Outcome
+    from sable.experiments.report import Report
     from sable.training.loop import Result
 
-__all__ = ["evaluate", "list_systems", "list_tasks", "make_env", "train"]
+__all__ = ["benchmark", "evaluate", "grid", "list_systems", "list_tasks", "make_env", "report", "train"]
 
 
 def train(
@@ -108,6 +110,57 @@ def evaluate(
     return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
 
 
+def benchmark(
+    *tasks: str,
+    systems: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    out: str | Path = "benchmark",
+    on_ray: bool = False,
+    quiet: bool = False,
+    **fields: tp.Any,
+) -> "Outcome":
+    """What came of training every system on every task, each pair a run of all seeds, ten unless given.
+
+    `tasks` are names, patterns such as `rware/*`, or the studies `paper`, `scaling`, `ablation`, `chunk`;
+    `systems` may be variants such as `sable:no-memory`. Called again, it goes on where it stopped.
+    """
+    from sable.experiments import benchmark
+
+    cells = grid(*tasks, systems=systems, seeds=seeds, num_seeds=num_seeds, out=out, **fields)
+    return benchmark.work(cells, on_ray=on_ray, quiet=quiet)
+
+
+def grid(
+    *tasks: str,
+    systems: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    out: str | Path = "benchmark",
+    **fields: tp.Any,
+) -> "list[Cell]":
+    """The checked cells that `benchmark` would work on for the same arguments."""
+    from sable.experiments import benchmark, studies
+
+    num_seeds, cells = 10 if seeds is None and num_seeds is None else num_seeds, {}
+    for task, variant in studies.pairs(tasks, systems):
+        given = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
+        run, config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **given)
+        cell = benchmark.Cell(Path(out).expanduser().absolute(), variant.name, run, config)
+        cells.setdefault((run, config), cell)  # two variants may come to the same settings
+    for cell in cells.values():
+        benchmark.check(cell)
+    return list(cells.values())
+
+
+def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -> "Report":
+    """The page, tables and figures that compare these runs, written to the folder `out`; with notes on all
+    that was left out. `paper` sets the paper's figures beside ours."""
+    from sable.experiments import report
+
+    return report.write(runs, Path(out), paper=paper)
+
+
 def make_env(task: str, **options: tp.Any) -> "Env":
     """The environment of that task, with the task's options changed as given."""
     from sable import envs
@@ -147,11 +200,13 @@ def _train(
     from sable.training.curve import draw_curve
 
     system = systems.make(run.system, env.spec, config)
-    directory, circumstances = make_directory(), runs.describe() if resume else {}
+    directory = make_directory()
+    resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
     with runs.claim(directory):
+        runs.begin(directory)
         result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
-        if resume:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
-            runs.note_resumption(directory, circumstances)
+        if resumed:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
+            runs.note_resumption(directory, resumed)
         draw_curve(directory, result.summary.get("absolute_return"))
         if result.interrupted is None:
             results.export(directory, result.summary)

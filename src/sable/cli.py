@@ -23,6 +23,8 @@ from sable.errors import SableError, suggest
 
 if tp.TYPE_CHECKING:
     from sable.envs import Task
+    from sable.experiments.benchmark import Cell
+    from sable.training.loop import Result
 
 _HELP = """\
 Cooperative multi-agent reinforcement learning with sequence models.
@@ -34,8 +36,12 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable evaluate RUN                           play with what was learnt
   sable list rware                             the tasks of a suite
 
+  sable benchmark 'lbf/*' --systems sable mat  compare systems; a study: sable benchmark paper
+  sable report benchmark                       tables, curves and statistics in one page
+  sable tune rware/tiny-4ag                    look for better settings
+
 Each command explains itself: sable train --help, sable train rware/tiny-4ag --help,
-sable evaluate --help, sable list --help. A run is a folder,
+sable benchmark --help and so on. A run is a folder,
 runs/<suite>/<task>/<system>/<name>/, with its configuration, metrics, checkpoints,
 curve.png and summary.json."""
 
@@ -85,12 +91,16 @@ def _train(argv: Argv) -> int:
         raise SableError(
             f"{given['task']!r} is not a task; switches are written like --memory or --no-memory"
         )
-    result = sable.train(given.pop("task", None), **given)
+    return _report_training(sable.train(given.pop("task", None), **given), bool(given.get("quiet")))
+
+
+def _report_training(result: "Result", quiet: bool) -> int:
+    """Say how training ended; the exit code."""
     if result.interrupted is not None:
         resume = shlex.join(["sable", "train", "--resume", str(result.directory)])
         print(f"sable: interrupted; go on with: {resume}", file=sys.stderr)
         return 128 + result.interrupted
-    if not given.get("quiet"):
+    if not quiet:
         print(f"{_results(result.summary)}\n{result.directory}")
     return 0
 
@@ -132,7 +142,85 @@ def _list(argv: Argv) -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[Argv], int]] = {"train": _train, "evaluate": _evaluate, "list": _list}
+def _benchmark(argv: Argv) -> int:
+    parser = _benchmark_parser()
+    given = _parse(parser, argv)
+    if given.pop("help", False):
+        print(parser.format_help(), end="")
+        return 0
+    on_ray, index = given.pop("on", None) == "ray", given.pop("cell", None)
+    listing, quiet, tasks = given.pop("list", False), given.pop("quiet", False), given.pop("tasks", ())
+    cells = sable.grid(*tasks, **given)
+    from sable.experiments import benchmark
+
+    if listing:
+        for number, cell in enumerate(cells):
+            now = benchmark.status(cell)
+            shown = now.text if now.state == "waiting" else f"{now.state} {now.text}"
+            print(f"{number:>5}  {cell.run.task:28}  {cell.label:28}  {shown}")
+        return 0
+    if index is not None:
+        return _one_cell(cells, index, quiet)
+    outcome = benchmark.work(cells, on_ray=on_ray, quiet=quiet)
+    for line in outcome.failures:
+        print(f"sable: failed: {line}", file=sys.stderr)
+    if outcome.interrupted is not None:
+        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
+        return 128 + outcome.interrupted
+    if not quiet and any(cell.finished for cell in cells):
+        out = cells[0].out
+        _write_report(out, out=out / "report", paper="paper" in tasks)
+    return 1 if outcome.failures else 0
+
+
+def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool) -> int:
+    """Finish one cell in this process, as a job array does."""
+    from sable.experiments import benchmark
+
+    if not isinstance(index, int) or not 0 <= index < len(cells):
+        raise SableError(f"--cell {index}: this grid's cells are 0 to {len(cells) - 1} (see --list)")
+    cell = cells[index]
+    if cell.finished:
+        print(f"{cell.directory} has finished already")
+        return 0
+    return _report_training(sable.train(resume=benchmark.prepare(cell), quiet=quiet), quiet)
+
+
+def _report(argv: Argv) -> int:
+    parser = _Parser(
+        "report",
+        "Tables, curves and statistics of many runs: one page (report.html), Markdown, LaTeX and figures.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUNS",
+        help="folders that hold runs, at any depth, and marl-eval JSON files of other libraries",
+    )
+    parser.add_argument("-o", "--out", metavar="DIR", help="folder to write to (default: report)")
+    parser.add_argument("--paper", action="store_true", help="set the paper's figures beside ours")
+    given = _parse(parser, argv)
+    if given.pop("help", False):
+        print(parser.format_help(), end="")
+        return 0
+    _write_report(*given.pop("runs"), **given)
+    return 0
+
+
+def _write_report(*runs: tp.Any, **given: tp.Any) -> None:
+    page, notes = sable.report(*runs, **given)
+    for note in notes:
+        print(f"note: {note}")
+    print(page)
+
+
+_COMMANDS: dict[str, Callable[[Argv], int]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "list": _list,
+    "benchmark": _benchmark,
+    "report": _report,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -215,14 +303,57 @@ def _train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> _Pa
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     for cls in (RunConfig, *_own_classes(system_config(system))):
-        group = parser.add_argument_group((cls.__doc__ or "").partition(".")[0])
-        helps = _field_helps(cls)
-        for field in dataclasses.fields(cls):
-            if field.name in helps and field.name != "task":
-                default = (defaults or {}).get(field.name, field.default)
-                _add_flag(
-                    group, field, f"{helps[field.name]} (default: {_shown(default)})".replace("%", "%%")
-                )
+        _add_flags(parser, cls, defaults or {}, leave_out=("task",))
+    return parser
+
+
+def _add_flags(parser: _Parser, cls: type, defaults: dict[str, tp.Any], leave_out: Sequence[str]) -> None:
+    """A flag for every field that a configuration class declares."""
+    group = parser.add_argument_group((cls.__doc__ or "").partition(".")[0])
+    helps = _field_helps(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in helps and field.name not in leave_out:
+            default = _shown(defaults.get(field.name, field.default))
+            _add_flag(group, field, f"{helps[field.name]} (default: {default})".replace("%", "%%"))
+
+
+def _benchmark_parser() -> _Parser:
+    parser = _Parser(
+        "benchmark",
+        "Train systems on tasks, every pair a cell of a grid: one run of all seeds. Started again, it skips "
+        "what is finished and goes on with what is not.",
+    )
+    parser.usage = "sable benchmark TASKS... [--systems SYSTEMS...] [flags]"
+    parser.add_argument(
+        "tasks",
+        nargs="*",
+        metavar="TASKS",
+        help="tasks, patterns such as 'rware/*', or studies: paper (every table of the paper), "
+        "scaling (32 to 1,024 agents), ablation (from MAT to Sable), chunk (chunk size against memory)",
+    )
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        metavar="SYSTEM",
+        help="systems or variants of them: sable, sable:no-memory, mat:rms-norm:swiglu, ippo:num-envs=64 "
+        "(default: a study's own, else all that can do the task, with and without memory)",
+    )
+    parser.add_argument(
+        "--num-seeds", type=_reader(int), metavar="INT", help="as many seeds, from 0 on (default: 10)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder that holds the cells (default: benchmark)")
+    parser.add_argument("--list", action="store_true", help="print the cells, their numbers and states")
+    parser.add_argument(
+        "--cell", type=_reader(int), metavar="INT", help="only the cell of this number, for job arrays"
+    )
+    parser.add_argument("--on", choices=["ray"], help="hand the cells to a Ray cluster")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but failures")
+    _add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))
+    parser.epilog = (
+        "On one machine cells run one after another. A job array: sbatch --array=0-N --wrap 'sable benchmark "
+        "TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings of a system go with it, as in "
+        "sable:learning-rate=1e-3; the flags above hold for every cell."
+    )
     return parser
 
 
@@ -300,7 +431,7 @@ def _metavar(kind: tp.Any) -> str:
 
 
 def _shown(value: tp.Any) -> str:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, range)):
         return " ".join(map(str, value)) or "none"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 

@@ -17,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import typing as tp
 from pathlib import Path
 
@@ -43,8 +44,7 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
     """Where the run would go; refused, with nothing written, where that is taken or cannot be written."""
     if name is not None and (_safe(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
-    suite, _, task = run.task.partition("/")
-    parent = out.expanduser() / _safe(suite) / _safe(task) / _safe(run.system)
+    parent = folder(out, run)
     try:
         directory = parent / name if name is not None else _untaken(parent)
         if directory.is_dir() and any(directory.iterdir()):
@@ -57,16 +57,38 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
     return directory
 
 
-def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
-    """A new run directory with config.json and meta.json in it; the name is the time where none is given."""
+def folder(out: Path, run: RunConfig) -> Path:
+    """The folder of all runs of that task and system."""
+    suite, _, task = run.task.partition("/")
+    return out.expanduser() / _safe(suite) / _safe(task) / _safe(run.system)
+
+
+def plan(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+    """A new run directory with config.json in it, which a resume will begin; imports no jax. The name is the
+    time where none is given."""
     directory = place(out, run, name)
     try:
         directory.mkdir(parents=True, exist_ok=name is not None)
         write_json(directory / "config.json", settings.to_dict(run, config))
-        write_json(directory / "meta.json", describe())
     except OSError as error:
         raise _cannot_write(directory, error) from None
     return directory
+
+
+def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+    """A new run directory that begins now: with config.json and meta.json."""
+    directory = plan(out, run, config, name)
+    begin(directory)
+    return directory
+
+
+def begin(directory: Path) -> None:
+    """Write where and with what a run begins, unless it has begun already."""
+    try:
+        if not (directory / "meta.json").exists():
+            write_json(directory / "meta.json", describe())
+    except OSError as error:
+        raise _cannot_write(directory, error) from None
 
 
 @contextlib.contextmanager
@@ -74,20 +96,39 @@ def claim(directory: Path) -> tp.Iterator[None]:
     """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
     with (directory / ".claim").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Claimed(f"{directory} is being worked on by another process") from None
+        if not _locked(file, patience=1.0):
+            raise Claimed(f"{directory} is being worked on by another process")
         yield
+
+
+def claimed(directory: Path) -> bool:
+    """Whether some process holds the folder right now."""
+    if not (directory / ".claim").is_file():
+        return False
+    with (directory / ".claim").open("r+") as file:
+        return not _locked(file)
 
 
 class Claimed(SableError):
     """Somebody else is at work there."""
 
 
+def _locked(file: tp.IO, patience: float = 0.0) -> bool:
+    """Whether the lock on a file could be had; with some patience for those who only ask about it."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+
+
 def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
     """Add to meta.json where and with what (see `describe`) the run was resumed."""
-    meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
+    meta = _read_object(directory / "meta.json")
     write_json(directory / "meta.json", meta | {"resumed": [*meta.get("resumed", []), circumstances]})
 
 

@@ -1,0 +1,206 @@
+"""Many runs as one piece of work: each cell of the grid a run of all its seeds, in its own process.
+
+What is done is read from the run folders and nowhere else. So a grid can be stopped at any moment, started
+again, and worked on by several machines that share the disk: finished cells are skipped, stopped ones go on
+from their checkpoints, claimed ones are left to whoever is at them.
+"""
+
+import dataclasses
+import subprocess
+import sys
+import time
+import typing as tp
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sable.config import RunConfig, SystemConfig
+from sable.errors import SableError
+from sable.experiments import runs
+from sable.experiments.board import Board, Status
+from sable.experiments.results import variant
+from sable.training.interruption import Interruption, interruption
+from sable.training.logging import METRICS, RETURN, number, read_rows, spread
+
+LOG = "log.txt"
+"""What a cell's process said."""
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid, all its seeds."""
+
+    out: Path
+    name: str
+    run: RunConfig
+    config: SystemConfig
+
+    @property
+    def directory(self) -> Path:
+        return runs.folder(self.out, self.run) / self.name
+
+    @property
+    def label(self) -> str:
+        """What its system is called in tables."""
+        return self.run.label or variant(self.run.system, self.config)
+
+    @property
+    def finished(self) -> bool:
+        return (self.directory / "summary.json").is_file()
+
+
+class Outcome(tp.NamedTuple):
+    """What working on a grid came to."""
+
+    cells: list[Cell]
+    failures: list[str]
+    """one line for each cell that failed"""
+    interrupted: int | None
+    """the signal that cut it short, if one did"""
+
+
+def check(cell: Cell) -> None:
+    """Refuse a cell whose folder cannot be used, or was begun with other settings."""
+    if not (cell.directory / "config.json").is_file():
+        runs.place(cell.out, cell.run, cell.name)
+        return
+    pairs = zip(runs.read_config(cell.directory), (cell.run, cell.config), strict=True)
+    for begun, wanted in (map(dataclasses.asdict, pair) for pair in pairs):
+        for field, value in wanted.items():
+            if begun[field] != value:
+                raise SableError(
+                    f"{cell.directory} was begun with {field}={begun[field]!r}, not {value!r}; "
+                    "choose another --out"
+                )
+
+
+def status(cell: Cell) -> Status:
+    """How far a cell has come, by what its folder holds."""
+    if not (cell.directory / "config.json").is_file():
+        return Status("waiting")
+    if cell.finished:
+        absolute = runs.read_summary(cell.directory).get("absolute_return") or []
+        return Status("finished", 1.0, *spread([number(value) for value in absolute]))
+    state = "running" if runs.claimed(cell.directory) else "stopped"
+    rows = read_rows(cell.directory / METRICS)
+    if not rows:
+        return Status(state)
+    steps = rows[-1]["env_steps"]
+    newest = [number(row.get(RETURN)) for row in rows if row["env_steps"] == steps]
+    return Status(state, min(steps / cell.run.total_steps, 1.0), *spread(newest))
+
+
+def prepare(cell: Cell) -> Path:
+    """The cell's folder, made if it is not there, ready for `sable train --resume`."""
+    if not (config := cell.directory / "config.json").is_file():
+        try:
+            runs.plan(cell.out, cell.run, cell.config, cell.name)
+        except SableError:
+            if not config.is_file():  # else another worker was quicker
+                raise
+    return cell.directory
+
+
+def work(cells: Sequence[Cell], *, on_ray: bool = False, quiet: bool = False) -> Outcome:
+    """Finish the cells, here one after another or on a Ray cluster all at once."""
+    failures: dict[Cell, str] = {}
+    with interruption() as interrupted, Board([(c, c.run.task, c.label) for c in cells], quiet) as board:
+        for cell in cells:
+            board.show(cell, status(cell))
+        missing = [cell for cell in cells if not cell.finished]
+        (_on_ray if on_ray else _here)(missing, board, interrupted, failures)
+    lines = [f"{cell.run.task} {cell.label}: {why}" for cell, why in failures.items()]
+    return Outcome(list(cells), lines, interrupted.signal or None)
+
+
+def _here(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
+    """One cell after another, each in a process of its own: its memory is its own to use and to measure."""
+    while (waiting := [c for c in cells if c not in failures and not c.finished]) and not interrupted.signal:
+        free = next((cell for cell in waiting if not runs.claimed(cell.directory)), None)
+        if free is None:  # others are at all of them
+            _look(board, waiting)
+            continue
+        code = _in_a_process(free, board, interrupted)
+        if code and not interrupted.signal and not runs.claimed(free.directory):
+            failures[free] = _last_words(free) or f"its process ended with code {code}"
+        board.show(free, status(free) if free not in failures else Status("failed", note=failures[free]))
+
+
+def _in_a_process(cell: Cell, board: Board, interrupted: Interruption) -> int:
+    """The exit code of `sable train --resume` for the cell; an interruption is passed on, once."""
+    command = [sys.executable, "-m", "sable.cli", "train", "--quiet", "--resume", str(prepare(cell))]
+    board.show(cell, Status("running"))
+    with (cell.directory / LOG).open("ab") as log:
+        # In a session of its own, so that Ctrl-C reaches it through us alone.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while process.poll() is None:
+                _look(board, [cell])
+                if interrupted.signal:
+                    process.terminate()
+                    process.wait()
+        finally:
+            process.kill()
+    return process.returncode
+
+
+def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
+    """Every cell a Ray task. Placing them, and trying again where a worker or a node was lost, is Ray's work;
+    a cell tried again goes on from its checkpoint."""
+    ray = _import_ray()
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    gpus = 1 if ray.cluster_resources().get("GPU") else 0
+    # A worker serves one cell: memory of the device is only given back by the end of a process.
+    train = ray.remote(num_gpus=gpus, max_calls=1)(_train)
+    tasks = {train.remote(str(prepare(cell))): cell for cell in cells}
+    cancelled = False
+    while tasks:
+        done, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
+        for task in done:
+            cell = tasks.pop(task)
+            try:
+                ray.get(task)
+            except ray.exceptions.RayError as error:
+                if not cancelled:
+                    failures[cell] = _in_one_line(error)
+            board.show(cell, status(cell) if cell not in failures else Status("failed", note=failures[cell]))
+        _look(board, tasks.values(), pause=0.0)
+        if interrupted.signal and not cancelled:
+            cancelled = True
+            for task in tasks:
+                ray.cancel(task)
+    ray.shutdown()
+
+
+def _train(directory: str) -> None:
+    """What a Ray worker does."""
+    import sable
+
+    sable.train(resume=directory, quiet=True)
+
+
+def _import_ray() -> tp.Any:
+    try:
+        import ray
+    except ImportError:
+        raise SableError("--on ray needs Ray, which is not installed: pip install 'sable[ray]'") from None
+    return ray
+
+
+def _look(board: Board, cells: Iterable[Cell], pause: float = POLL_SECONDS) -> None:
+    """Bring the board up to date about cells that may be running."""
+    time.sleep(pause)
+    for cell in cells:
+        board.show(cell, status(cell))
+
+
+def _last_words(cell: Cell) -> str:
+    lines = (cell.directory / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.removeprefix("sable: ") for line in reversed(lines) if line.strip()), "")
+
+
+def _in_one_line(error: Exception) -> str:
+    """The last line of an error, which for one that happened on a worker is its own."""
+    return str(error).strip().split("\n")[-1]
