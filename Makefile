@@ -4,7 +4,7 @@ BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv train test test-all lint clean
+.PHONY: help venv browser train test test-all lint clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
@@ -22,6 +22,18 @@ venv: .venv/ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[jaxmarl,tune,ray,dev]'
 	touch $@
 
+# The report's page is tested in a real browser: Debian's, installed where there is none.
+browser:
+	@for name in $(CHROMIUM) chromium chromium-browser google-chrome; do \
+		command -v "$$name" >/dev/null && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium fonts-liberation >/dev/null; \
+	else \
+		echo "no Chromium for the report's tests: install it, or name it with CHROMIUM=path" >&2; \
+	fi
+
 train: venv
 	$(BIN)/sable train
 
@@ -33,10 +45,10 @@ lint: venv
 # Tests mostly wait for XLA, which compiles on little more than one core; a file's tests share what it compiled.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: lint
+test: lint browser
 	$(PYTEST) -m "not slow" --durations=40
 
-test-all: lint
+test-all: lint browser
 	$(PYTEST)
 
 clean:

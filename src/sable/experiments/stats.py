@@ -112,10 +112,12 @@ def normalised(systems: Mapping[str, Scores]) -> dict[str, dict[str, Array]]:
 
 def won(systems: Mapping[str, Scores], *, reps: int = REPS, seed: int = 0) -> dict[str, list[str]]:
     """For each system, the tasks it wins: where its chance of improvement over every other that has the task
-    lies above one half with its whole interval."""
+    lies above one half with its whole interval. With a single run there is no interval, and no win."""
     wins: dict[str, list[str]] = {name: [] for name in systems}
     for task in dict.fromkeys(task for scores in systems.values() for task in scores):
         here = {name: {task: scores[task]} for name, scores in systems.items() if task in scores}
+        if any(len(scores[task]) < 2 for scores in here.values()):
+            continue
         for name, scores in here.items():
             others = [over for other, over in here.items() if other != name]
             chances = (improvement(scores, over, reps=reps, seed=seed) for over in others)

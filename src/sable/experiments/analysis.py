@@ -1,0 +1,297 @@
+"""Results as plain conclusions: who wins, by how much, how surely, and what a reader must know.
+
+Scores behind wins and aggregates are absolute metrics. Where a system was run with and without memory, the
+better of the two on each task stands beside them as a system of its own, "sable (best)".
+"""
+
+import re
+import typing as tp
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sable.errors import SableError
+from sable.experiments import paper, series, stats, variants
+from sable.experiments.paper import Verdict
+from sable.experiments.results import Results
+from sable.experiments.series import Series
+from sable.experiments.stats import Estimate, Scores
+from sable.experiments.variants import System
+
+MAIN = "absolute"
+"""The summary that wins and aggregates are about."""
+POINTS = 60
+"""Places along a curve."""
+THRESHOLDS = np.linspace(0, 1, 51)
+FEW = 5
+"""Below so many seeds a bootstrap interval is too narrow to be believed."""
+
+
+class Curve(tp.NamedTuple):
+    """One system's returns on a task, over the steps that all its runs have."""
+
+    steps: np.ndarray  # [K]
+    iqm: Estimate  # [K]
+    seeds: dict[str, np.ndarray]  # {seed: [K]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is known of one task."""
+
+    name: str
+    seeds: dict[str, int]  # {system: how many}
+    summaries: dict[str, dict[str, Estimate]]  # {summary: {system: mean over seeds}}
+    curves: dict[str, Curve]
+    winner: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What is known of one suite; aggregates are over `compared` tasks, empty with nothing to compare."""
+
+    name: str
+    tasks: list[Task]
+    compared: list[str]
+    iqm: dict[str, Estimate]
+    improvement: dict[str, dict[str, Estimate]]  # {system: {over another: chance}}
+    profiles: dict[str, Estimate]  # at THRESHOLDS
+    efficiency: dict[str, Estimate]  # at POINTS even places of the training all runs share
+
+
+class Beside(tp.NamedTuple):
+    """Our figure beside the paper's."""
+
+    task: str
+    system: str  # as the paper calls it
+    summary: str
+    ours: Estimate
+    paper: Estimate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """All conclusions."""
+
+    systems: list[System]
+    contestants: list[str]  # one per family: those that can win
+    suites: list[Suite]
+    runs: int
+    paper: list[Beside]
+    notes: list[str]
+
+    def won(self, system: str) -> list[str]:
+        """The tasks that a system wins against every other."""
+        return [task.name for suite in self.suites for task in suite.tasks if task.winner == system]
+
+
+def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
+    """The conclusions that results allow."""
+    if not results.series:
+        raise SableError(f"there is nothing to report: no finished run{_why(results.notes)}")
+    systems = variants.named({one.system for one in results.series})
+    scores = {
+        name: variants.with_best(series.scores(results.series, name), systems) for name in stats.SUMMARIES
+    }
+    contestants = variants.contestants(systems)
+    winners = _winners({name: scores[MAIN][name] for name in contestants})
+    by_task = {name: [] for name in sorted({one.task for one in results.series}, key=_natural)}
+    for one in results.series:
+        by_task[one.task].append(one)
+    by_suite, notes = defaultdict(list), [*results.notes, *_seed_notes(results.series)]
+    for name, runs in by_task.items():
+        by_suite[suite_of(name)].append(_task(name, runs, scores, winners.get(name), notes))
+    beside = _beside(scores, systems) if beside_paper else []
+    if beside_paper and not beside:
+        notes.append("the paper has no figures for any of these tasks and systems")
+    return Analysis(
+        systems=systems,
+        contestants=contestants,
+        suites=[_suite(name, tasks, scores[MAIN], by_task, notes) for name, tasks in by_suite.items()],
+        runs=len(results.series),
+        paper=beside,
+        notes=notes + _absences(systems, by_suite),
+    )
+
+
+def suite_of(task: str) -> str:
+    return task.partition("/")[0]
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """A key that puts 5x5 before 10x10."""
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", name)]
+
+
+def _winners(contest: Mapping[str, Scores]) -> dict[str, str]:
+    return {task: name for name, tasks in stats.won(contest).items() for task in tasks}
+
+
+def _task(
+    name: str,
+    runs: Sequence[Series],
+    scores: Mapping[str, Mapping[str, Scores]],
+    winner: str | None,
+    notes: list[str],
+) -> Task:
+    here = [one.system for one in runs]
+    return Task(
+        name=name,
+        seeds={system: len(tasks[name]) for system, tasks in scores[MAIN].items() if name in tasks},
+        summaries={
+            summary: {
+                system: stats.estimate({name: tasks[name]}, stats.mean)
+                for system, tasks in systems.items()
+                if name in tasks
+            }
+            for summary, systems in scores.items()
+        },
+        curves={
+            system: curve
+            for system in dict.fromkeys(here)
+            if (curve := _curve(name, [one for one in runs if one.system == system], notes))
+        },
+        winner=winner,
+    )
+
+
+def _curve(task: str, runs: Sequence[Series], notes: list[str]) -> Curve | None:
+    """The curve of one system's runs on a task; a note and none where they have no steps in common."""
+    shared = _shared(runs)
+    if not shared:
+        notes.append(f"{task}: the runs of {runs[0].system} have no steps in common, so it has no curve")
+        return None
+    axes, drawn = series.curves(runs, shared)
+    seeds = drawn[runs[0].system][task]
+    return Curve(
+        axes[task], stats.curve({task: seeds}), dict(zip((r.seed for r in runs), seeds, strict=True))
+    )
+
+
+def _shared(runs: Sequence[Series]) -> int:
+    """How many places to look at along the steps that all runs have."""
+    begin, end = max(one.steps[0] for one in runs), min(one.steps[-1] for one in runs)
+    return 0 if begin > end else 1 if begin == end else POINTS
+
+
+def _suite(
+    name: str,
+    tasks: list[Task],
+    scores: Mapping[str, Scores],
+    runs: Mapping[str, list[Series]],
+    notes: list[str],
+) -> Suite:
+    """A suite's aggregates, over the tasks that all systems have which have at least half of them."""
+    names = [task.name for task in tasks]
+    have = {system: [task for task in names if task in scores[system]] for system in scores}
+    systems = [system for system, theirs in have.items() if 2 * len(theirs) >= len(names)]
+    compared = [task for task in names if all(task in have[system] for system in systems)]
+    alone = sum(bool(theirs) for theirs in have.values()) < 2
+    if alone or len(systems) < 2 or not compared:
+        why = "one system only" if alone else "its systems have too few tasks in common"
+        notes.append(f"{name}: {why}, so there are no aggregates")
+        return Suite(name=name, tasks=tasks, compared=[], iqm={}, improvement={}, profiles={}, efficiency={})
+    left_out = [
+        f"{system} ({len(have[system])} of {len(names)} tasks)"
+        for system in scores
+        if have[system] and system not in systems
+    ]
+    if left_out:
+        notes.append(f"{name}: aggregates are without {', '.join(left_out)}")
+    if missing := [task for task in names if task not in compared]:
+        short = ", ".join(task.partition("/")[2] for task in missing)
+        notes.append(
+            f"{name}: aggregates are over {len(compared)} of {len(names)} tasks; not all have {short}"
+        )
+    if not all(_shared(runs[task]) == POINTS for task in compared):
+        notes.append(f"{name}: runs of a task have no steps in common, so there is no sample efficiency")
+    absolute = {system: {task: scores[system][task] for task in compared} for system in systems}
+    scaled = stats.normalised(absolute)
+    return Suite(
+        name=name,
+        tasks=tasks,
+        compared=compared,
+        iqm={system: stats.estimate(x) for system, x in scaled.items()},
+        improvement=_improvement(absolute),
+        profiles={system: stats.profile(x, THRESHOLDS) for system, x in scaled.items()},
+        efficiency=_efficiency(systems, scores, {task: runs[task] for task in compared}),
+    )
+
+
+def _improvement(scores: Mapping[str, Scores]) -> dict[str, dict[str, Estimate]]:
+    """The chance of every system against every other; one way round is one less the other."""
+    found = defaultdict(dict)
+    names = list(scores)
+    for k, name in enumerate(names):
+        for other in names[k + 1 :]:
+            value, low, high = found[name][other] = stats.improvement(scores[name], scores[other])
+            found[other][name] = Estimate(1 - value, 1 - high, 1 - low)
+    return dict(found)
+
+
+def _efficiency(
+    systems: Sequence[str], scores: Mapping[str, Scores], runs: Mapping[str, list[Series]]
+) -> dict[str, Estimate]:
+    """Sample efficiency: along the steps that all runs of a task share, its returns scaled from the lowest to
+    the highest of any run. Nothing where the runs of a task share none."""
+    if any(_shared(here) != POINTS for here in runs.values()):
+        return {}
+    drawn: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for task, here in runs.items():
+        curves = {system: x[task] for system, x in series.curves(here, POINTS)[1].items()}
+        low, high = min(x.min() for x in curves.values()), max(x.max() for x in curves.values())
+        for system in systems:
+            own = curves.get(system)
+            if own is None:  # a best: as the variant it was taken from
+                own = next(x for name, x in curves.items() if scores[name][task] is scores[system][task])
+            drawn[system][task] = (own - low) / (high - low) if high > low else np.full_like(own, 0.5)
+    return {system: stats.curve(tasks) for system, tasks in drawn.items()}
+
+
+def _beside(scores: Mapping[str, Mapping[str, Scores]], systems: Sequence[System]) -> list[Beside]:
+    """Our figures beside the paper's, ours the best of a family as theirs are."""
+    best = {system.family: system.name for system in systems}
+    found = []
+    for (summary, task, family), theirs in paper.figures().items():
+        runs = scores[summary].get(best.get(family, ""), {}).get(task)
+        if runs is not None:
+            ours = stats.estimate({task: runs}, stats.mean)
+            found.append(Beside(task, family, summary, ours, theirs, paper.verdict(ours, theirs)))
+    return found
+
+
+def _seed_notes(runs: Sequence[Series]) -> list[str]:
+    """Lines on seeds: none to compare, few, or fewer here than elsewhere."""
+    counts = Counter((one.task, one.system) for one in runs)
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    found = []
+    if set(counts.values()) == {1}:
+        found.append("one seed each: there are no intervals, and without an interval no task is won")
+    elif min(counts.values()) < FEW:
+        found.append(f"some intervals rest on fewer than {FEW} seeds and are narrower than they should be")
+    unlike = defaultdict(list)
+    for (task, system), count in counts.items():
+        if count != usual:
+            unlike[task].append(f"{system} has {count}")
+    return found + [
+        f"{task}: seeds differ: {', '.join(x)}, where most have {usual}" for task, x in unlike.items()
+    ]
+
+
+def _absences(systems: Sequence[System], suites: Mapping[str, list[Task]]) -> list[str]:
+    """A line for each system that is not on every suite."""
+    found = []
+    for name, _, best in systems:
+        absent = [suite for suite, tasks in suites.items() if not any(name in task.seeds for task in tasks)]
+        if absent and not best:
+            found.append(f"{name}: no runs on {', '.join(absent)}")
+    return found
+
+
+def _why(notes: Sequence[str]) -> str:
+    """The first note and how many more, as the end of a line."""
+    more = f" (and {len(notes) - 1} more like it)" if len(notes) > 1 else ""
+    return f"; {notes[0]}{more}" if notes else ""

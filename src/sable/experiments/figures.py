@@ -1,0 +1,115 @@
+"""Figures of a report as files: learning curves of every task, aggregates of every suite."""
+
+import io
+import typing as tp
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sable.experiments.analysis import POINTS, THRESHOLDS, Analysis, Suite, Task
+from sable.experiments.looks import PALETTE, Look, looks
+from sable.experiments.stats import Estimate
+
+_DASHES = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
+_STYLE: tp.Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#ebe8e3",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sable",  # the same report, the same bytes
+    "text.parse_math": False,  # names come from files: a $ is a $
+}
+
+
+def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """File names and contents; `names` holds a plain file name for every task and suite."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    look = looks(analysis.systems)
+    order = [system.name for system in analysis.systems]
+    with matplotlib.rc_context(_STYLE):
+        for suite in analysis.suites:
+            if suite.iqm:
+                figure = Figure(figsize=(10, 6.4), dpi=120)
+                _aggregates(figure, suite, order, look)
+                yield from _files(figure, names[f"suite {suite.name}"])
+            for task in suite.tasks:
+                figure = Figure(figsize=(5, 3.4), dpi=120)
+                _curves(figure, task, order, look)
+                yield from _files(figure, names[task.name])
+
+
+def _files(figure: tp.Any, name: str) -> Iterator[tuple[str, bytes]]:
+    for kind, metadata in (("svg", {"Date": None, "Creator": "sable"}), ("png", {"Software": "sable"})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata=metadata)
+        yield f"{name}.{kind}", buffer.getvalue()
+
+
+def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Look]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes = figure.add_axes((0.13, 0.15, 0.84, 0.74))
+    for name in (name for name in order if name in task.curves):
+        _line(axes, task.curves[name].steps, task.curves[name].iqm, name, look[name])
+    axes.set(title=task.name, xlabel="environment steps", ylabel="return (IQM over seeds)")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    if task.curves:
+        axes.legend()
+
+
+def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look) -> None:
+    colour, marker = PALETTE[look.colour][0], None if len(x) > 1 else "o"
+    axes.plot(
+        x, y.value, color=colour, linestyle=_DASHES[look.dash], marker=marker, linewidth=1.5, label=name
+    )
+    if np.isfinite(y.low).all():
+        axes.fill_between(x, y.low, y.high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[str, Look]) -> None:
+    figure.suptitle(f"{suite.name}, {len(suite.compared)} tasks", x=0.02, ha="left", fontweight="bold")
+    names = [name for name in order if name in suite.iqm]
+    scores, chances, profiles, curves = (
+        figure.add_axes(place)
+        for place in (
+            (0.13, 0.57, 0.34, 0.33),
+            (0.63, 0.57, 0.34, 0.33),
+            (0.07, 0.09, 0.40, 0.36),
+            (0.57, 0.09, 0.40, 0.36),
+        )
+    )
+    _points(scores, {name: suite.iqm[name] for name in names}, look)
+    scores.set_title("Normalised score (IQM)")
+    ours = max(names, key=lambda name: suite.iqm[name].value)
+    _points(chances, {name: suite.improvement[ours][name] for name in names if name != ours}, look)
+    chances.axvline(0.5, color="0.5", linestyle=":", linewidth=1)
+    chances.set(title=f"Chance that {ours} beats", xlim=(0, 1))
+    for name in names:
+        _line(profiles, THRESHOLDS, suite.profiles[name], name, look[name])
+        if name in suite.efficiency:
+            _line(curves, np.linspace(0, 1, POINTS), suite.efficiency[name], name, look[name])
+    profiles.set(title="Performance profile", xlabel="normalised score", ylabel="share of runs above")
+    profiles.legend()
+    curves.set(title="Sample efficiency", xlabel="share of training", ylabel="normalised return (IQM)")
+
+
+def _points(axes: tp.Any, estimates: dict[str, Estimate], look: dict[str, Look]) -> None:
+    """A row for each: its point, and its interval as a bar."""
+    for row, (name, (value, low, high)) in enumerate(estimates.items()):
+        colour = PALETTE[look[name].colour][0]
+        if np.isfinite(low):
+            axes.plot([low, high], [row, row], color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt")
+        axes.plot(value, row, color=colour, marker="D" if name.endswith("(best)") else "o", markersize=5)
+    axes.set_yticks(range(len(estimates)), list(estimates))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
