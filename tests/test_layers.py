@@ -22,7 +22,10 @@ ALLOWED = {
     "experiments": {"types", "config", "settings", "errors", "envs", "training"},
 }
 HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
-HEAVY |= {"matplotlib": {"training/curve.py", "experiments/figures.py"}, "tensorboardX": {"training/logging.py"}}
+HEAVY |= {
+    "matplotlib": {"training/curve.py", "experiments/figures.py"},
+    "tensorboardX": {"training/logging.py"},
+}
 HEAVY |= {"ray": {"experiments/benchmark.py"}}
 HEAVY |= {"rich": {"training/logging.py", "experiments/board.py"}, "orbax": {"training/checkpoint.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
