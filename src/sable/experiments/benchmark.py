@@ -120,6 +120,7 @@ def _here(cells: list[Cell], board: Board, interrupted: Interruption, failures: 
     while (waiting := [c for c in cells if c not in failures and not c.finished]) and not interrupted.signal:
         free = next((cell for cell in waiting if not runs.claimed(cell.directory)), None)
         if free is None:  # others are at all of them
+            time.sleep(POLL_SECONDS)
             _look(board, waiting)
             continue
         code = _in_a_process(free, board, interrupted)
@@ -137,7 +138,9 @@ def _in_a_process(cell: Cell, board: Board, interrupted: Interruption) -> int:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             while process.poll() is None:
-                _look(board, [cell])
+                time.sleep(POLL_SECONDS)
+                # It runs, though it may not have claimed its folder yet.
+                board.show(cell, status(cell)._replace(state="running"))
                 if interrupted.signal:
                     process.terminate()
                     process.wait()
@@ -149,8 +152,7 @@ def _in_a_process(cell: Cell, board: Board, interrupted: Interruption) -> int:
 def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
     """Every cell a Ray task. Placing them, and trying again where a worker or a node was lost, is Ray's work;
     a cell tried again goes on from its checkpoint."""
-    ray = _import_ray()
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    ray = _connected()
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     # A worker serves one cell: memory of the device is only given back by the end of a process.
     train = ray.remote(num_gpus=gpus, max_calls=1)(_train)
@@ -166,7 +168,7 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
                 if not cancelled:
                     failures[cell] = _in_one_line(error)
             board.show(cell, status(cell) if cell not in failures else Status("failed", note=failures[cell]))
-        _look(board, tasks.values(), pause=0.0)
+        _look(board, tasks.values())
         if interrupted.signal and not cancelled:
             cancelled = True
             for task in tasks:
@@ -181,17 +183,21 @@ def _train(directory: str) -> None:
     sable.train(resume=directory, quiet=True)
 
 
-def _import_ray() -> tp.Any:
+def _connected() -> tp.Any:
+    """Ray, connected to the cluster this machine belongs to or RAY_ADDRESS names, or to one of its own."""
     try:
         import ray
+
+        ray.init(ignore_reinit_error=True, log_to_driver=False)
     except ImportError:
         raise SableError("--on ray needs Ray, which is not installed: pip install 'sable[ray]'") from None
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise SableError(f"Ray could not be reached: {_in_one_line(error)}") from None
     return ray
 
 
-def _look(board: Board, cells: Iterable[Cell], pause: float = POLL_SECONDS) -> None:
-    """Bring the board up to date about cells that may be running."""
-    time.sleep(pause)
+def _look(board: Board, cells: Iterable[Cell]) -> None:
+    """Bring the board up to date about cells that others work on."""
     for cell in cells:
         board.show(cell, status(cell))
 

@@ -51,7 +51,7 @@ class Board:
         if not self._quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from rich.live import Live
 
-            self._live = Live(get_renderable=self._render, refresh_per_second=2)
+            self._live = Live(get_renderable=self.table, refresh_per_second=2)
             self._live.start()
         return self
 
@@ -77,7 +77,8 @@ class Board:
         count = Counter(s.state for s in self._status.values())["finished"]
         return f"[{count}/{len(self._status)}] {task} · {system}: {what}"
 
-    def _render(self) -> tp.Any:
+    def table(self) -> tp.Any:
+        """Tasks down, systems across."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

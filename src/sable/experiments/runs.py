@@ -42,7 +42,7 @@ _PACKAGES = (
 
 def place(out: Path, run: RunConfig, name: str | None) -> Path:
     """Where the run would go; refused, with nothing written, where that is taken or cannot be written."""
-    if name is not None and (_safe(name) != name or not name.strip(".")):
+    if name is not None and (safe(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     parent = folder(out, run)
     try:
@@ -60,7 +60,7 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
 def folder(out: Path, run: RunConfig) -> Path:
     """The folder of all runs of that task and system."""
     suite, _, task = run.task.partition("/")
-    return out.expanduser() / _safe(suite) / _safe(task) / _safe(run.system)
+    return out.expanduser() / safe(suite) / safe(task) / safe(run.system)
 
 
 def plan(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
@@ -95,9 +95,12 @@ def begin(directory: Path) -> None:
 def claim(directory: Path) -> tp.Iterator[None]:
     """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
-    with (directory / ".claim").open("w") as file:
+    with (directory / ".claim").open("a+") as file:
         if not _locked(file, patience=1.0):
-            raise Claimed(f"{directory} is being worked on by another process")
+            raise Claimed(f"{directory} is being worked on by another process: {holder(directory)}")
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}\n")
+        file.flush()
         yield
 
 
@@ -107,6 +110,11 @@ def claimed(directory: Path) -> bool:
         return False
     with (directory / ".claim").open("r+") as file:
         return not _locked(file)
+
+
+def holder(directory: Path) -> str:
+    """The process that claimed the folder last, as its number and its machine."""
+    return (directory / ".claim").read_text().strip()
 
 
 class Claimed(SableError):
@@ -210,7 +218,7 @@ def describe() -> dict[str, tp.Any]:
     }
 
 
-def _safe(part: str) -> str:
+def safe(part: str) -> str:
     """`part` with what does not belong in a folder's name replaced: humanoid_9|8 becomes humanoid_9-8."""
     return re.sub(r"[^A-Za-z0-9._+=-]", "-", part)
 

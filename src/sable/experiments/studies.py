@@ -11,6 +11,7 @@ from sable.envs import tasks
 from sable.errors import SableError, suggest
 from sable.experiments import paper
 from sable.experiments.results import VARIANTS
+from sable.experiments.runs import safe
 
 
 class Variant(tp.NamedTuple):
@@ -61,7 +62,7 @@ def variant(text: str) -> Variant:
         fields[name] = _value(value) if equals else switch
     plain = set(fields) <= set(VARIANTS) and all(isinstance(value, bool) for value in fields.values())
     label = "" if plain else " ".join([system, *changes])
-    return Variant(system, fields, "+".join(changes) or "default", label)
+    return Variant(system, fields, safe("+".join(changes)) or "default", label)
 
 
 def _texts(name: str, systems: Sequence[str]) -> list[tuple[str, str]]:
