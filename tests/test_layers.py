@@ -19,15 +19,16 @@ ALLOWED = {
     "nets": {"types", "config", "ops"},
     "systems": {"types", "config", "errors", "ops", "nets"},
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
-    "experiments": {"types", "config", "settings", "errors", "envs", "training"},
+    "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
 }
 HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
 HEAVY |= {
-    "matplotlib": {"training/curve.py", "experiments/figures.py"},
+    "matplotlib": {"training/curve.py", "experiments/figures.py", "experiments/tuned.py"},
     "tensorboardX": {"training/logging.py"},
 }
-HEAVY |= {"ray": {"experiments/benchmark.py"}}
-HEAVY |= {"rich": {"training/logging.py", "experiments/board.py"}, "orbax": {"training/checkpoint.py"}}
+HEAVY |= {"ray": {"experiments/benchmark.py"}, "optuna": {"experiments/trials.py"}}
+HEAVY |= {"rich": {"training/logging.py", "experiments/board.py", "experiments/tune_view.py"}}
+HEAVY |= {"orbax": {"training/checkpoint.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

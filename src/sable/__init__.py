@@ -31,6 +31,7 @@ def train(
     num_seeds: int | None = None,
     out: str | Path = "runs",
     name: str | None = None,
+    recipe: str | Path | None = None,
     resume: str | Path | None = None,
     quiet: bool = False,
     **fields: tp.Any,
@@ -39,8 +40,9 @@ def train(
 
     `task` is a task's name or an environment of your own; without one the built-in default is trained, with a
     budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
-    `sable.config.RunConfig` and of the system's configuration. `resume` goes on with a run as it was
-    configured: nothing but your environment may come with it.
+    `sable.config.RunConfig` and of the system's configuration. They win over a `recipe` file of your own, as
+    tuning writes one, and that over the built-in recipes. `resume` goes on with a run as it was configured:
+    nothing but your environment may come with it.
     """
     from sable.experiments import runs
 
@@ -48,11 +50,12 @@ def train(
     if resume is not None:
         given = {"task": env is None and task, "system": system != "sable", "seeds": seeds is not None}
         given |= {"num_seeds": num_seeds is not None, "out": str(out) != "runs", "name": name is not None}
+        given |= {"recipe": recipe is not None}
         _refuse_beside_resume([*(key for key, present in given.items() if present), *fields])
         directory = runs.find(resume)
         run, config = runs.read_config(directory)
         return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
-    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, **fields)
+    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     make_directory = partial(runs.create, Path(out), run, config, name)
     return _train(run, config, env, make_directory, resume=False, quiet=quiet)
@@ -64,6 +67,7 @@ def configure(
     system: str = "sable",
     seeds: Sequence[int] | None = None,
     num_seeds: int | None = None,
+    recipe: str | Path | None = None,
     **fields: tp.Any,
 ) -> "tuple[RunConfig, SystemConfig]":
     """The checked configuration that `train` would use for the same arguments."""
@@ -72,14 +76,15 @@ def configure(
     from sable.envs import tasks
 
     quick = settings.quick(system) if task is None else {}
-    run_fields, system_fields = settings.split({**quick, **fields}, system)
-    run_fields["system"] = system
-    if task is not None:
-        run_fields["task"] = task if isinstance(task, str) else f"custom/{type(task).__name__}"
+    name = task if isinstance(task, str) else f"custom/{type(task).__name__}"
+    name = quick.get("task", RunConfig.task) if task is None else name
+    own = settings.own_recipe(recipe, system, name) if recipe is not None else {}
+    run_fields, system_fields = settings.split({**quick, **own, **fields}, system)
+    run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
     named = task is None or isinstance(task, str)
-    known = tasks.parse(run_fields.get("task", RunConfig.task)) if named else None
+    known = tasks.parse(name) if named else None
     run, config = settings.resolve(run_fields, system_fields)
     if known is not None:
         tasks.with_options(known, _options(run))

@@ -1,5 +1,5 @@
 """Where settings come from, later ones winning: the dataclass's default, the recipe for the suite, the recipe
-for the task, what the user gave. And how they are written down.
+for the task, a recipe of the user's own, what the user gave. And how they are written down.
 """
 
 import dataclasses
@@ -8,9 +8,18 @@ import importlib.resources
 import json
 import tomllib
 import typing as tp
+from pathlib import Path
 
 from sable.checks import Fields, build, check_together, refuse_unknown
-from sable.config import ONLY_ACTIONS, RunConfig, SystemConfig, field_names, system_config
+from sable.config import (
+    ONLY_ACTIONS,
+    SYSTEM_CONFIGS,
+    RunConfig,
+    SystemConfig,
+    field_names,
+    own_system,
+    system_config,
+)
 from sable.errors import SableError, suggest
 
 QUICK: dict[str, tp.Any] = {
@@ -71,8 +80,36 @@ def recipes(system: str) -> dict[str, dict[str, tp.Any]]:
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
+def own_recipe(file: str | Path, system: str, task: str) -> dict[str, tp.Any]:
+    """What a recipe file of the user's own says about a task: a table for its suite, one for itself, or both,
+    as in our own recipes; what is wrong with it is said with the file's name."""
+    system_class = system_config(system)
+    try:
+        tables = tomllib.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise SableError(f"recipe {file} cannot be read: {why}") from None
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise SableError(f'recipe {file}: {name!r} stands in no table; put it below ["{task}"]')
+    names = [name for name in (task.partition("/")[0], task) if name in tables]
+    if not names:
+        near = suggest(task, tables)
+        raise SableError(f"recipe {file} has no table for {task}{near}; it has {', '.join(tables) or 'none'}")
+    fields = {key: value for name in names for key, value in tables[name].items()}
+    try:
+        run_fields, system_fields = split(fields, system)
+        build(RunConfig, run_fields)
+        build(system_class, system_fields)
+    except SableError as error:
+        raise SableError(f"recipe {file}: {error}") from None
+    return fields
+
+
 def search_space(system: str) -> dict[str, list[tp.Any]]:
-    """The values the paper searched for a system's fields."""
+    """The values the paper searched for a system's fields, or the `SEARCH_SPACE` of a user's own module."""
+    if system not in SYSTEM_CONFIGS:
+        return getattr(own_system(system), "SEARCH_SPACE", {})
     file = importlib.resources.files("sable").joinpath("recipes", "search.toml")
     spaces, names = tomllib.loads(file.read_text(encoding="utf-8")), field_names(system_config(system))
     family = next((family for family, members in _FAMILIES.items() if system in members), system)

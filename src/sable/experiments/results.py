@@ -49,6 +49,8 @@ def read(paths: Iterable[str | Path]) -> Results:
 
 def read_run(directory: Path) -> tuple[list[Series], list[str]]:
     """The series of one run, whatever is in them, and notes; no series where it has not finished."""
+    if (directory / "points.json").is_file():
+        return [], [f"{directory}: left out: a batch of a tuning study, whose seeds differ in their settings"]
     run, config = runs.read_config(directory)
     rows = runs.read_metrics(directory)
     if not (directory / "summary.json").is_file():

@@ -1,0 +1,305 @@
+"""A tuning study: what was tried, what is being tried, what to try next. Optuna keeps the book of trials.
+
+A study is a folder that all its workers share. Beside the book (journal.log) it holds study.json, what the
+study is about, and its batches, each a run directory with points.json: which trials its seeds belong to.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import math
+import secrets
+import shutil
+import time
+import typing as tp
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sable.errors import SableError
+from sable.experiments import runs
+
+JOURNAL, POINTS, STUDY = "journal.log", "points.json", "study.json"
+
+PATIENCE_SECONDS = 60.0
+"""How long to wait for another worker that is just choosing its next batch."""
+
+DRAWS = 200
+"""How often to draw, for one batch, until its values are different and can be used together."""
+
+Values = dict[str, tp.Any]
+Space = Mapping[str, Sequence[tp.Any]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A trial: its number, and the values it has."""
+
+    number: int
+    values: Values
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials that run side by side in one program. Each has as many of the run's seeds, in their order;
+    the values here are those in which the trials differ, the others are in the run's configuration."""
+
+    directory: Path
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What is known of a trial."""
+
+    number: int
+    state: str
+    """complete, pruned, running, or fail: given up, which does not count"""
+    value: float | None
+    values: Values
+    note: str
+    batch: str
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("complete", "pruned")
+
+
+class Study:
+    """The study in a folder, begun there if it is not; refused where it is about something else."""
+
+    def __init__(self, directory: Path, about: Values, storage: str | None, warmup_steps: int):
+        self._optuna = optuna = import_optuna()
+        self.directory = directory
+        with self.held():
+            name = _identify(directory, about)
+            self._storage = _open(optuna, storage or str(directory / JOURNAL))
+            known = [study.study_name for study in optuna.get_all_study_summaries(self._storage)]
+            if name not in known and any(directory.glob("batch-[0-9]*")):
+                raise SableError(f"{directory} belongs to another storage; give the --storage it began with")
+            # Pruned: what is below the median of the completed trials, once the warm-up is over.
+            pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=warmup_steps)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name=name,
+                direction="maximize",
+                pruner=pruner,
+                load_if_exists=True,
+            )
+        self._id = self._storage.get_study_id_from_name(name)
+
+    @contextlib.contextmanager
+    def held(self) -> tp.Iterator[None]:
+        """Nobody else takes a batch of this study meanwhile."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(runs.claim(self.directory))
+                    break
+                except runs.Claimed:
+                    if time.monotonic() > deadline:
+                        raise
+            yield
+
+    def tried(self) -> list[Tried]:
+        """All trials, in their order."""
+        batches = {point.number: batch.directory.name for batch in self.batches() for point in batch.points}
+        return [
+            Tried(
+                number=trial.number,
+                state=trial.state.name.lower(),
+                value=trial.value,
+                values=dict(trial.params),
+                note=trial.user_attrs.get("note", ""),
+                batch=batches.get(trial.number, ""),
+            )
+            for trial in self._study.get_trials(deepcopy=False)
+        ]
+
+    def batches(self) -> list[Batch]:
+        """All batches that were begun."""
+        return [_read_batch(path.parent) for path in sorted(self.directory.glob(f"batch-[0-9]*/{POINTS}"))]
+
+    def running(self) -> set[int]:
+        """The numbers of the trials that have not ended."""
+        return {
+            trial.number for trial in self._study.get_trials(deepcopy=False) if not trial.state.is_finished()
+        }
+
+    def take(
+        self, hold: contextlib.ExitStack, trials: int, begin: Callable[[int, str], Batch]
+    ) -> Batch | None:
+        """The next batch for this worker, claimed until `hold` ends: one that a dead worker left behind, or a
+        new one of `begin(most trials, name)`; None where all `trials` are done or in other hands."""
+        with self.held():
+            self._clear()
+            batches, running = self.batches(), self.running()
+            for batch in batches:
+                unfinished = any(point.number in running for point in batch.points)
+                if unfinished and not runs.claimed(batch.directory):
+                    hold.enter_context(runs.claim(batch.directory))
+                    return batch
+            in_hands = running & {point.number for batch in batches for point in batch.points}
+            for number in running - in_hands:
+                self.give_up(number, "its worker ended before it began")
+            left = trials - sum(trial.finished for trial in self.tried()) - len(in_hands)
+            if left <= 0:
+                return None
+            highest = max((int(batch.directory.name.removeprefix("batch-")) for batch in batches), default=-1)
+            batch = begin(left, f"batch-{highest + 1:03d}")
+            hold.enter_context(runs.claim(batch.directory))
+            return batch
+
+    def draw(
+        self, size: int, space: Space, shaping: Sequence[str], refusal: Callable[[Values], str | None]
+    ) -> list[Point]:
+        """Up to `size` new trials that differ, but not in what shapes the program.
+
+        What `refusal` has something against is given up and drawn again: it never counts.
+        """
+        samplers, points, why = self._optuna.samplers, [], None
+        # Seeded by how much was drawn before, so that no two workers draw alike.
+        tpe = samplers.TPESampler(
+            seed=len(self._study.get_trials(deepcopy=False)), multivariate=True, constant_liar=True
+        )
+        for _ in range(DRAWS):
+            shared = {name: points[0].values[name] for name in shaping} if points else {}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+                self._study.sampler = samplers.PartialFixedSampler(shared, tpe)
+            trial = self._study.ask()
+            values = {name: trial.suggest_categorical(name, choices) for name, choices in space.items()}
+            twice = any(point.values == values for point in points)
+            if why := "drawn twice for one batch" if twice else refusal(values):
+                self.give_up(trial.number, why)
+            else:
+                points.append(Point(trial.number, values))
+            if len(points) == size:
+                break
+        if not points:
+            raise SableError(f"none of {DRAWS} draws could be used; the last: {why}")
+        return points
+
+    def report(self, number: int, steps: int, value: float) -> bool:
+        """Note a trial's return after so many steps; whether that is too little to go on. Says the same when
+        told the same again."""
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+        if steps not in self._storage.get_trial(trial_id).intermediate_values:
+            self._storage.set_trial_intermediate_value(trial_id, steps, value)
+        return self._study.pruner.prune(self._study, self._storage.get_trial(trial_id))
+
+    def complete(self, number: int, value: float) -> None:
+        """A trial ended with that value."""
+        self._study.tell(number, value)
+
+    def prune(self, number: int, note: str) -> None:
+        """A trial was no good; it counts as one, and as worse than all that were completed."""
+        self._end(number, note, self._optuna.trial.TrialState.PRUNED)
+
+    def give_up(self, number: int, note: str) -> None:
+        """A trial says nothing about its values and does not count."""
+        self._end(number, note, self._optuna.trial.TrialState.FAIL)
+
+    def _end(self, number: int, note: str, state: tp.Any) -> None:
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+        self._storage.set_trial_user_attr(trial_id, "note", note)
+        self._study.tell(number, state=state)
+
+    def _clear(self) -> None:
+        """Remove the folder of a batch whose worker ended while it made it."""
+        for directory in self.directory.glob("batch-[0-9]*"):
+            if not (directory / POINTS).exists():
+                shutil.rmtree(directory)
+
+
+def write_points(batch: Batch) -> None:
+    """Make a run directory the batch's own."""
+    points = [{"trial": point.number, "values": point.values} for point in batch.points]
+    runs.write_json(batch.directory / POINTS, {"points": points})
+
+
+def import_optuna() -> tp.Any:
+    """Optuna, quiet; refused where it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise SableError(
+            "sable tune needs Optuna, which is not installed: pip install 'sable[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def combinations(space: Space, names: Sequence[str]) -> int:
+    """How many different values these dimensions can take together."""
+    return math.prod(len(space[name]) for name in names)
+
+
+def _read_batch(directory: Path) -> Batch:
+    try:
+        points = json.loads((directory / POINTS).read_text(encoding="utf-8"))["points"]
+        return Batch(directory, [Point(int(point["trial"]), dict(point["values"])) for point in points])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SableError(
+            f"{directory / POINTS} is damaged; remove {directory} to have it done again"
+        ) from None
+
+
+def _identify(directory: Path, about: Values) -> str:
+    """The study's name in its storage; what it is about is written down, or compared where that was done."""
+    about, path = json.loads(json.dumps(about)), directory / STUDY
+    if not path.is_file():
+        name = f"{about['run']['task']} {about['run']['system']} {secrets.token_hex(4)}"
+        runs.write_json(path, {"name": name, **about})
+        return name
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        name, parts = begun["name"], {part: dict(begun[part]) for part in about}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SableError(f"{path} is damaged; choose another --out") from None
+    for part, fields in about.items():
+        for field in itertools.chain(fields, parts[part]):
+            before, now = parts[part].get(field), fields.get(field)
+            if before != now:
+                what = f"{field} in " if part == "space" else f"{field}="
+                raise SableError(
+                    f"the study in {directory} was begun with {what}{before!r}, not {now!r}; "
+                    "choose another --out"
+                )
+    return name
+
+
+def _open(optuna: tp.Any, storage: str) -> tp.Any:
+    """Optuna's storage at a URL, or the journal in a file."""
+    try:
+        if "://" in storage:
+            return optuna.storages.get_storage(storage)
+        path = str(Path(storage).expanduser())
+        lock = tp.cast(tp.Any, _Lock(Path(path)))
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
+    except Exception as error:  # whatever a database may say
+        raise SableError(f"cannot use storage {storage}: {' '.join(str(error).split())}") from None
+
+
+class _Lock:
+    """Keeps writers of a journal apart. Unlike Optuna's own locks it ends with its process, however that
+    ends, and takes away a line left half-written, over which every reader would stumble for ever."""
+
+    def __init__(self, journal: Path):
+        self._journal, self._file = journal, None
+
+    def acquire(self) -> bool:
+        self._file = self._journal.with_name(self._journal.name + ".lock").open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        data = self._journal.read_bytes()
+        if data and not data.endswith(b"\n"):
+            with self._journal.open("rb+") as file:
+                file.truncate(data.rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
