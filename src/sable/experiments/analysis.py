@@ -87,6 +87,15 @@ class Analysis:
         """The tasks that a system wins against every other."""
         return [task.name for suite in self.suites for task in suite.tasks if task.winner == system]
 
+    def contested(self, system: str) -> list[str]:
+        """The tasks on which a system has somebody to win against."""
+        return [
+            task.name
+            for suite in self.suites
+            for task in suite.tasks
+            if system in task.seeds and len(task.seeds.keys() & set(self.contestants)) > 1
+        ]
+
 
 def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
     """The conclusions that results allow."""

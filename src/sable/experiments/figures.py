@@ -39,11 +39,11 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
     with matplotlib.rc_context(_STYLE):
         for suite in analysis.suites:
             if suite.iqm:
-                figure = Figure(figsize=(10, 6.4), dpi=120)
+                figure = Figure(figsize=(10, 6.8), dpi=120)
                 _aggregates(figure, suite, order, look)
                 yield from _files(figure, names[f"suite {suite.name}"])
             for task in suite.tasks:
-                figure = Figure(figsize=(5, 3.4), dpi=120)
+                figure = Figure(figsize=(6.4, 3.4), dpi=120)
                 _curves(figure, task, order, look)
                 yield from _files(figure, names[task.name])
 
@@ -58,19 +58,20 @@ def _files(figure: tp.Any, name: str) -> Iterator[tuple[str, bytes]]:
 def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Look]) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes = figure.add_axes((0.13, 0.15, 0.84, 0.74))
+    axes = figure.add_axes((0.105, 0.15, 0.62, 0.74))
     for name in (name for name in order if name in task.curves):
         _line(axes, task.curves[name].steps, task.curves[name].iqm, name, look[name])
     axes.set(title=task.name, xlabel="environment steps", ylabel="return (IQM over seeds)")
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.xaxis.get_major_locator().set_params(nbins=5)
     if task.curves:
-        axes.legend()
+        figure.legend(loc="upper left", bbox_to_anchor=(0.735, 0.9))
 
 
 def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look) -> None:
     colour, marker = PALETTE[look.colour][0], None if len(x) > 1 else "o"
     axes.plot(
-        x, y.value, color=colour, linestyle=_DASHES[look.dash], marker=marker, linewidth=1.5, label=name
+        x, y.value, color=colour, linestyle=_DASHES[look.dash], marker=marker, linewidth=1.5, label=_cut(name)
     )
     if np.isfinite(y.low).all():
         axes.fill_between(x, y.low, y.high, color=colour, alpha=0.15, linewidth=0)
@@ -82,10 +83,10 @@ def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[s
     scores, chances, profiles, curves = (
         figure.add_axes(place)
         for place in (
-            (0.13, 0.57, 0.34, 0.33),
-            (0.63, 0.57, 0.34, 0.33),
-            (0.07, 0.09, 0.40, 0.36),
-            (0.57, 0.09, 0.40, 0.36),
+            (0.16, 0.60, 0.32, 0.30),
+            (0.66, 0.60, 0.32, 0.30),
+            (0.07, 0.17, 0.41, 0.32),
+            (0.57, 0.17, 0.41, 0.32),
         )
     )
     _points(scores, {name: suite.iqm[name] for name in names}, look)
@@ -93,14 +94,15 @@ def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[s
     ours = max(names, key=lambda name: suite.iqm[name].value)
     _points(chances, {name: suite.improvement[ours][name] for name in names if name != ours}, look)
     chances.axvline(0.5, color="0.5", linestyle=":", linewidth=1)
-    chances.set(title=f"Chance that {ours} beats", xlim=(0, 1))
+    chances.set(title=f"Chance that {_cut(ours)} beats", xlim=(0, 1))
     for name in names:
         _line(profiles, THRESHOLDS, suite.profiles[name], name, look[name])
         if name in suite.efficiency:
             _line(curves, np.linspace(0, 1, POINTS), suite.efficiency[name], name, look[name])
     profiles.set(title="Performance profile", xlabel="normalised score", ylabel="share of runs above")
-    profiles.legend()
     curves.set(title="Sample efficiency", xlabel="share of training", ylabel="normalised return (IQM)")
+    handles, labels = profiles.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=6)
 
 
 def _points(axes: tp.Any, estimates: dict[str, Estimate], look: dict[str, Look]) -> None:
@@ -109,7 +111,12 @@ def _points(axes: tp.Any, estimates: dict[str, Estimate], look: dict[str, Look])
         colour = PALETTE[look[name].colour][0]
         if np.isfinite(low):
             axes.plot([low, high], [row, row], color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt")
-        axes.plot(value, row, color=colour, marker="D" if name.endswith("(best)") else "o", markersize=5)
-    axes.set_yticks(range(len(estimates)), list(estimates))
+        axes.plot(value, row, color=colour, marker="D" if look[name].best else "o", markersize=5)
+    axes.set_yticks(range(len(estimates)), [_cut(name) for name in estimates])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
+
+
+def _cut(name: str) -> str:
+    """As much of a name as there is room for."""
+    return name if len(name) <= 24 else f"{name[:23]}…"

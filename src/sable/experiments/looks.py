@@ -23,10 +23,12 @@ PALETTE = (
 
 
 class Look(tp.NamedTuple):
-    """A family's colour, as an index into the palette, and a pattern of dashes for each of its variants."""
+    """A family's colour, as an index into the palette, and a pattern of dashes for each of its variants; the
+    best of them has a mark of its own."""
 
     colour: int
     dash: int
+    best: bool
 
 
 def looks(systems: Sequence[System]) -> dict[str, Look]:
@@ -42,7 +44,8 @@ def looks(systems: Sequence[System]) -> dict[str, Look]:
     for family in families:
         again = sum(places[other] == places[family] for other in families[: families.index(family)])
         for k, system in enumerate(s for s in systems if s.family == family):
-            found[system.name] = Look(places[family], 3 if system.best else (k + again) % 3)
+            dash = 3 if system.best else (k + again) % 3
+            found[system.name] = Look(places[family], dash, system.best)
     return found
 
 

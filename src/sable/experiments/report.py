@@ -67,15 +67,11 @@ def _palette() -> str:
 
 
 def _data(analysis: Analysis) -> dict[str, tp.Any]:
-    look = looks(analysis.systems)
     return {
         "made": f"Made by sable {importlib.metadata.version('sable')} on {datetime.date.today():%d %B %Y}.",
         "runs": analysis.runs,
         "notes": analysis.notes,
-        "systems": [
-            {"name": system.name, "best": system.best} | look[system.name]._asdict()
-            for system in analysis.systems
-        ],
+        "systems": [{"name": name} | own._asdict() for name, own in looks(analysis.systems).items()],
         "contestants": analysis.contestants,
         "suites": [_suite(suite, analysis.contestants) for suite in analysis.suites],
         "paper": [

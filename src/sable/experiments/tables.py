@@ -16,6 +16,10 @@ _LATEX = {
     "^": r"\textasciicircum{}",
 }
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_PREAMBLE = r"""% Made by sable report. Needs \usepackage{booktabs,graphicx}; then \input this file.
+% What is wider than the text is made as wide.
+\providecommand{\fitted}[1]{\sbox0{#1}\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi}
+"""
 LONG = {"mean": "mean over training", "max": "max over training", "final": "final"}
 LONG |= {"absolute": "absolute metric", "iqm": "IQM over training"}
 
@@ -58,21 +62,20 @@ def markdown(analysis: Analysis, names: dict[str, str]) -> str:
 
 def latex(analysis: Analysis) -> str:
     """All tables in LaTeX."""
-    tables = [wins(analysis), *verdicts(analysis)]
+    parts = [[wins(analysis), *verdicts(analysis)]]
     for suite in analysis.suites:
-        tables += [aggregates(suite)] if suite.iqm else []
-        tables += [scores(suite, summary) for summary in stats.SUMMARIES] + beside(analysis, suite)
-    head = "% Made by sable report. Needs \\usepackage{booktabs}; then \\input this file.\n"
-    return head + "\n".join(map(_latex, tables))
+        own = [scores(suite, summary) for summary in stats.SUMMARIES] + beside(analysis, suite)
+        parts.append([aggregates(suite), *own] if suite.iqm else own)
+    # LaTeX holds only so many tables back before it must place them.
+    return _PREAMBLE + "\\clearpage\n".join("\n".join(map(_latex, tables)) for tables in parts)
 
 
 def wins(analysis: Analysis) -> Table:
     """How many tasks each system wins against every other, suite by suite."""
     rows = []
     for name in analysis.contestants:
-        won = analysis.won(name)
         own = [sum(task.winner == name for task in suite.tasks) for suite in analysis.suites]
-        rows.append([name, str(len(won)), *map(str, own)])
+        rows.append([name, f"{len(analysis.won(name))} of {len(analysis.contested(name))}", *map(str, own)])
     caption = "Tasks won against every other system: chance of improvement above one half, 95 % interval"
     return Table(caption, ["system", "won", *(suite.name for suite in analysis.suites)], rows)
 
@@ -115,7 +118,7 @@ def beside(analysis: Analysis, suite: Suite) -> list[Table]:
     return [
         Table(
             f"{suite.name}: {system} beside the paper, {LONG[MAIN]}",
-            ["task", "ours", "the paper's", "ours is"],
+            ["task", "ours", "paper", "verdict"],
             [
                 [
                     _short(one.task),
@@ -183,16 +186,21 @@ def _latex(table: Table) -> str:
         value = rf"\textbf{{{value}}}" if content.highest else value
         around = interval(content.estimate, content.digits).replace("-", "$-$")
         # Value over interval: seven systems fit a page's width.
-        return rf"\shortstack{{{value}\\{{\tiny {around}}}}}" if around else value
+        return rf"\shortstack{{\rule{{0pt}}{{2.6ex}}{value}\\{{\tiny {around}}}}}" if around else value
 
     def lines(rows: Sequence[Sequence[tp.Any]], cell: Callable[[tp.Any], str]) -> str:
         return "".join("  " + " & ".join(map(cell, row)) + r" \\" + "\n" for row in rows)
 
+    def head(text: str) -> str:
+        first, _, rest = _tex(text).partition(" ")
+        return rf"\shortstack{{{first}\\{rest}}}" if rest else first
+
     return (
-        "\\begin{table}\n\\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n"
-        f"\\caption{{{_tex(table.caption)}}}\n\\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}\n"
-        f"\\toprule\n{lines([table.head], _tex)}\\midrule\n{lines(table.rows, cell)}"
-        "\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+        "\\begin{table}[htbp]\n\\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n"
+        f"\\caption{{{_tex(table.caption)}}}\n"
+        f"\\fitted{{\\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}\n"
+        f"\\toprule\n{lines([table.head], head)}\\midrule\n{lines(table.rows, cell)}"
+        "\\bottomrule\n\\end{tabular}}\n\\end{table}\n"
     )
 
 
