@@ -159,6 +159,36 @@ def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     assert_same_runs(again, whole, parts)
 
 
+def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
+    """The first seed stands still at a learning rate of 0; the second learns as the whole run's second."""
+    env, system, run, config = parts
+    still = systems.make("sable", env.spec, replace(config, learning_rate=0.0)).hyper
+    hypers = jax.tree.map(lambda *leaves: jnp.stack(leaves), still, system.hyper)
+    loop.train(*parts, tmp_path, quiet=True, hypers=hypers)
+    learnt, expected = (saved(d, parts).run.learner for d in (tmp_path, whole.directory))
+    np.testing.assert_array_equal(learnt.hyper.learning_rate, np.float32([0, 1e-3]))
+    begin = programs.one_by_one(programs.make_program(*parts).start)
+    start = jax.jit(begin)(jnp.array(RUN.seeds, jnp.uint32), hypers).run.learner.params
+    for a, b, c in zip(*map(jax.tree.leaves, (learnt.params, expected.params, start)), strict=True):
+        np.testing.assert_array_equal(a[0], c[0])
+        np.testing.assert_allclose(a[1], b[1], atol=1e-6)
+        assert (a[1] != c[1]).any()
+
+
+def test_whoever_watches_sees_every_evaluation_and_may_end_the_run(whole, parts, tmp_path):
+    seen = []
+
+    def watch(steps, returns):
+        seen.append((steps, returns))
+        return steps == 64
+
+    assert loop.train(*parts, tmp_path, quiet=True, watch=watch).summary == {}
+    rows = read_rows(whole.directory / "metrics.jsonl")
+    assert seen == [(s, [r["evaluation/return"] for r in rows if r["env_steps"] == s]) for s in (32, 64)]
+    loop.train(*parts, tmp_path, quiet=True, resume=True, watch=lambda *now: bool(seen.append(now)))
+    assert [steps for steps, _ in seen] == [32, 64, 64, 96, 128], "what was not saved is seen again"
+
+
 def test_the_summary_tells_what_the_issue_promises(whole):
     summary = whole.summary
     assert summary["task"] == "probe/recall" and summary["system"] == "sable" and summary["seeds"] == [3, 5]
