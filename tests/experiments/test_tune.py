@@ -1,0 +1,381 @@
+"""Tuning: batches of one program, workers that may die at any moment, and what a study leaves."""
+
+import csv
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import sable
+from sable import settings
+from sable.config import SYSTEM_CONFIGS
+from sable.errors import SableError
+from sable.experiments import results, runs, trials, tune, tuned
+from sable.training import loop
+
+optuna = pytest.importorskip("optuna")
+from optuna.storages.journal import JournalFileBackend  # noqa: E402
+
+TASK = "probe/delayed"
+SPACE = {
+    "num_epochs": [1, 2],
+    "policy_learning_rate": [0, 1e-3, 1e-2],
+    "critic_learning_rate": [1e-3, 1e-2],
+    "clip_eps": [0.1, 0.2],
+}
+FREE = ["policy_learning_rate", "critic_learning_rate", "clip_eps"]
+GIVEN = {"num_envs": 4, "rollout_length": 4, "policy_layers": [8], "critic_layers": [8]}
+BUDGET = {"total_steps": 8 * 16, "num_evaluations": 4, "evaluation_episodes": 4, "absolute_episodes": 8}
+
+
+def search(out, *, system="ippo", num_seeds=2, trials=4, points=2, space=None, storage=None, **fields):
+    """A small study, worked on by this process."""
+    run, config = sable.configure(TASK, system=system, num_seeds=num_seeds, **BUDGET | GIVEN | fields)
+    return tune.tune(
+        run,
+        config,
+        lambda: sable.make_env(TASK),
+        given=GIVEN,
+        space=SPACE if space is None else space,
+        trials=trials,
+        points=points,
+        out=out,
+        storage=storage,
+        quiet=True,
+    )
+
+
+def folder(out) -> Path:
+    return Path(out) / "probe" / "delayed" / "ippo"
+
+
+def table(directory) -> list[dict]:
+    return list(csv.DictReader((directory / "trials.csv").open()))
+
+
+def points_of(directory) -> dict[str, list[int]]:
+    paths = sorted(directory.glob("batch-*/points.json"))
+    return {p.parent.name: [point["trial"] for point in json.loads(p.read_text())["points"]] for p in paths}
+
+
+def refusal(*args, **kwargs) -> str:
+    with pytest.raises(SableError) as error:
+        search(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Real training.
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """A study of four trials of two seeds each."""
+    out = tmp_path_factory.mktemp("tuning")
+    return out, search(out)
+
+
+def test_points_of_a_batch_share_what_shapes_the_program_and_differ_in_the_rest(studied):
+    _, outcome = studied
+    assert outcome.finished == 4 and outcome.interrupted is None
+    rows = {int(row["trial"]): row for row in table(outcome.directory)}
+    for name, numbers in points_of(outcome.directory).items():
+        shaping = {rows[number]["num_epochs"] for number in numbers}
+        run, config = runs.read_config(outcome.directory / name)
+        assert shaping == {str(config.num_epochs)} and run.seeds == (0, 1, 2, 3)
+        assert len({tuple(rows[number][field] for field in FREE) for number in numbers}) == 2
+        assert {rows[number]["batch"] for number in numbers} == {name}
+
+
+def test_a_value_is_the_mean_absolute_return_over_the_seeds_of_a_trial(studied):
+    _, outcome = studied
+    rows = {int(row["trial"]): row for row in table(outcome.directory)}
+    for name, numbers in points_of(outcome.directory).items():
+        absolute = runs.read_summary(outcome.directory / name)["absolute_return"]
+        for index, number in enumerate(numbers):
+            assert float(rows[number]["value"]) == pytest.approx(np.mean(absolute[2 * index : 2 * index + 2]))
+    best = max(float(row["value"]) for row in rows.values() if row["state"] == "complete")
+    assert outcome.best.value == best
+
+
+def test_the_recipe_is_read_back_and_gives_what_the_best_trial_had(studied):
+    _, outcome = studied
+    path = outcome.directory / "recipe.toml"
+    assert tomllib.loads(path.read_text()) == {TASK: GIVEN | outcome.best.values}
+    run, config = sable.configure(TASK, system="ippo", recipe=path)
+    assert all(getattr(config, name) == value for name, value in outcome.best.values.items())
+    assert config.num_envs == 4 and run.total_steps == 20_000_000
+    assert sable.configure(TASK, system="ippo", recipe=path, num_envs=8)[1].num_envs == 8
+    assert (outcome.directory / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_batch_is_not_taken_for_a_run_of_the_system(studied):
+    out, outcome = studied
+    found = results.read([out])
+    assert not found.series and all("tuning study" in note for note in found.notes)
+    assert len(found.notes) == len(points_of(outcome.directory))
+
+
+def test_a_finished_study_is_left_as_it_is_and_goes_on_where_more_is_asked(studied, monkeypatch):
+    out, outcome = studied
+    before = table(outcome.directory)
+    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert search(out).best == outcome.best and table(outcome.directory) == before
+    with pytest.raises(pytest.fail.Exception):
+        search(out, trials=5)
+
+
+def test_another_study_in_the_same_folder_is_refused(studied):
+    out, _ = studied
+    assert "begun with total_steps=128, not 64" in refusal(out, total_steps=64)
+    assert "begun with num_epochs in [1, 2], not [1]" in refusal(out, space=SPACE | {"num_epochs": [1]})
+    assert "begun with clip_eps in [0.1, 0.2], not None" in refusal(
+        out, space={name: values for name, values in SPACE.items() if name != "clip_eps"}
+    )
+    assert "begun with seeds" in refusal(out, num_seeds=1)
+    assert "another storage" in refusal(out, storage=f"{out}/other.log")
+
+
+def test_an_interrupted_study_says_so_and_goes_on_with_the_same_trials(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
+
+    def evaluated(self, steps, returns):
+        if steps == 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune.View, "evaluated", evaluated)
+        stopped = search(tmp_path, trials=2, space=SPACE | {"num_epochs": [1]})
+    assert stopped.interrupted == signal.SIGTERM and stopped.finished == 0
+    seen = []
+    monkeypatch.setattr(tune.View, "evaluated", lambda self, steps, returns: seen.append(steps))
+    whole = search(tmp_path, trials=2, space=SPACE | {"num_epochs": [1]})
+    assert whole.finished == 2 and seen == [96, 128]
+    assert [row["state"] for row in table(whole.directory)] == ["complete", "complete"]
+
+
+WORKER = """
+import sys, time
+sys.path[:0] = [{tests!r}]
+import jax
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_default_matmul_precision", "highest")
+import test_tune
+view = test_tune.tune.View
+view.evaluated = lambda self, steps, returns: time.sleep({pause})
+test_tune.search({out!r}, **{kwargs!r})
+"""
+
+
+def worker(out, pause, **kwargs) -> subprocess.Popen:
+    """A process that works on the study in `out`, with a pause after each evaluation."""
+    code = WORKER.format(tests=str(Path(__file__).parent), out=str(out), pause=pause, kwargs=kwargs)
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.05)
+
+
+def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated(
+    studied, tmp_path, monkeypatch
+):
+    """Killed in the middle of its second batch; `studied` has compiled the programs."""
+    process = worker(tmp_path, pause=0.4)
+    metrics = folder(tmp_path) / "batch-001" / "metrics.jsonl"
+    wait_for(lambda: len(runs.read_metrics(metrics.parent)) >= 2 * 4, process)
+    process.kill()
+    process.wait()
+    numbers, book = points_of(folder(tmp_path)), journal(tmp_path)
+    assert (
+        sorted(state for state, _ in book.values() if state != "FAIL") == ["COMPLETE"] * 2 + ["RUNNING"] * 2
+    )
+    seen = []
+    monkeypatch.setattr(tune.View, "evaluated", lambda self, steps, returns: seen.append(steps))
+    outcome = search(tmp_path)
+    assert outcome.finished == 4 and points_of(folder(tmp_path)) == numbers
+    assert seen and seen[0] > 32, "began anew instead of going on"
+    after = journal(tmp_path)
+    assert all(after[number] == book[number] for number in book if book[number][0] == "COMPLETE")
+    assert sorted(state for state, _ in after.values() if state != "FAIL") == ["COMPLETE"] * 4
+
+
+def test_two_workers_share_a_study(studied, tmp_path):
+    workers = [worker(tmp_path, pause=0.5, trials=8) for _ in range(2)]
+    for process in workers:
+        assert process.wait(timeout=240) == 0, process.stderr.read()
+    batches = points_of(folder(tmp_path))
+    numbers = [number for numbers in batches.values() for number in numbers]
+    assert len(set(numbers)) == len(numbers) == 8
+    counted = {number for number, (state, _) in journal(tmp_path).items() if state != "FAIL"}
+    assert counted == set(numbers)
+    assert {int(row["trial"]) for row in table(folder(tmp_path)) if row["state"] == "complete"} == counted
+    holders = {runs.holder(folder(tmp_path) / name) for name in batches}
+    assert len(holders) == 2, "one of them did all the work"
+
+
+def journal(out) -> dict[int, tuple[str, float | None]]:
+    """Every trial's state and value, as Optuna alone reads the journal."""
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder(out) / "journal.log")))
+    found = {}
+    for study in storage.get_all_studies():
+        found |= {t.number: (t.state.name, t.value) for t in storage.get_all_trials(study._study_id)}
+    return found
+
+
+# Training replaced by a formula, which leaves all moments at which a worker can die.
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def score(values) -> float:
+    return 100 * values["policy_learning_rate"] - values["critic_learning_rate"] + values["num_epochs"]
+
+
+@pytest.fixture
+def formula(monkeypatch):
+    """Training whose returns follow from the settings; the list of (batch, evaluation) that were trained."""
+    done = []
+
+    def train(env, system, run, config, directory, *, resume, quiet, hypers, watch):
+        rates, checkpoint = hypers.learning_rate, directory / "checkpoint"
+        lanes = [
+            {"policy_learning_rate": round(float(a), 6), "critic_learning_rate": round(float(c), 6)}
+            for a, c in zip(rates["actor"], rates["critic"], strict=True)
+        ]
+        returns = [score(lane | {"num_epochs": config.num_epochs}) for lane in lanes]
+        for evaluation in range(int(checkpoint.read_text()) if checkpoint.exists() else 0, 4):
+            done.append((directory.name, evaluation))
+            if watch(32 * (evaluation + 1), [value * (evaluation + 1) / 4 for value in returns]):
+                return loop.Result(directory, {})
+            checkpoint.write_text(str(evaluation + 1))
+        return loop.Result(directory, {"absolute_return": returns, "halted_seeds": []})
+
+    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(tuned, "_picture", lambda *_: b"")
+    monkeypatch.setattr(runs, "describe", dict)
+    return done
+
+
+def crash(monkeypatch, moment: int, how: str) -> None:
+    """Let the process end at its so-many-th write to the journal, or to a JSON file."""
+    count = itertools.count()
+    append, write = JournalFileBackend.append_logs, runs.write_json
+
+    def appending(self, logs):
+        now = next(count) == moment
+        if now and how == "torn":
+            with open(self._file_path, "ab") as file:
+                file.write(json.dumps(logs[0]).encode()[:-3])
+        if not now or how == "after":
+            append(self, logs)
+        if now:
+            raise Killed
+
+    def writing(path, data):
+        now = next(count) == moment
+        if not now or how == "after":
+            write(path, data)
+        if now:
+            raise Killed
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", appending)
+    monkeypatch.setattr(runs, "write_json", writing)
+
+
+@pytest.mark.parametrize("how", ["before", "torn", "after"])
+def test_killed_at_any_write_a_study_loses_no_finished_trial_and_repeats_none(
+    formula, tmp_path, monkeypatch, how
+):
+    for moment in itertools.count():
+        out = tmp_path / str(moment)
+        formula.clear()
+        with monkeypatch.context() as patch:
+            crash(patch, moment, how)
+            try:
+                search(out, num_seeds=1)
+                break  # there are no more moments
+            except Killed:
+                finished = {n: t for n, t in journal(out).items() if t[0] in ("COMPLETE", "PRUNED")}
+        numbers, trained = points_of(folder(out)), set(formula)
+        outcome = search(out, num_seeds=1)
+        after = {n: t for n, t in journal(out).items() if t[0] != "FAIL"}
+        assert outcome.finished == len(after) == 4, moment
+        assert {state for state, _ in after.values()} <= {"COMPLETE", "PRUNED"}, moment
+        assert all(after[number] == trial for number, trial in finished.items()), moment
+        assert points_of(folder(out)).items() >= numbers.items(), moment
+        assert sum(map(len, points_of(folder(out)).values())) == 4, moment
+        repeated = [now for now in formula if formula.count(now) > 1]
+        assert len(repeated) <= 2 and set(repeated) <= trained, (
+            f"{moment}: more than one evaluation done again"
+        )
+        for row in table(folder(out)):
+            if row["state"] == "complete":
+                values = {name: float(row[name]) for name in SPACE}
+                assert float(row["value"]) == pytest.approx(score(values), abs=1e-5), moment
+    assert moment > 50, moment
+
+
+def test_a_worker_killed_while_it_makes_a_batch_leaves_trials_that_do_not_count(
+    formula, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(tune, "write_points", lambda batch: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            search(tmp_path)
+    assert {state for state, _ in journal(tmp_path).values()} == {"RUNNING"}
+    assert search(tmp_path).finished == 4
+    assert [row["state"] for row in table(folder(tmp_path))] == ["fail"] * 2 + ["complete"] * 4
+    assert list(points_of(folder(tmp_path))) == ["batch-000", "batch-001"]
+
+
+def test_what_others_are_at_is_left_to_them(formula, tmp_path):
+    """All trials but one are in the hands of a live worker."""
+    with pytest.raises(Killed):
+        formula_killed_in(tmp_path)
+    with runs.claim(folder(tmp_path) / "batch-000"):
+        outcome = search(tmp_path, trials=3)
+        assert outcome.finished == 1 and set(points_of(folder(tmp_path))) == {"batch-000", "batch-001"}
+    assert search(tmp_path, trials=3).finished == 3
+
+
+def formula_killed_in(out):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune.View, "evaluated", lambda *_: (_ for _ in ()).throw(Killed))
+        search(out)
+
+
+def test_points_below_the_median_are_pruned_and_a_batch_without_any_left_ends(formula, tmp_path):
+    """Five good trials, then a batch whose points are all worse from the start."""
+    high = SPACE | {"num_epochs": [2], "policy_learning_rate": [1e-2, 1e-3]}
+    search(tmp_path / "good", trials=6, points=6, space=high)
+    study = trials.Study(folder(tmp_path / "good"), *about(high), None, warmup_steps=32)
+    bad = study.draw(2, high, ["num_epochs"], lambda values: None)
+    batch = trials.Batch(folder(tmp_path / "good") / "batch-001", bad)
+    told = tune._Told(study, batch, tune.View("", 8, True))
+    assert not told.watch(31, [-9.0, -9.0]), "pruned before the warm-up was over"
+    assert not told.watch(32, [-9.0, 9.0]) and study.running() == {bad[1].number}
+    assert told.watch(64, [9.0, -9.0]) is False, "a point's best evaluation counts"
+    assert [trial.state for trial in study.tried()][-2:] == ["pruned", "running"]
+
+
+def about(space):
+    run, config = sable.configure(TASK, system="ippo", num_seeds=2, **BUDGET | GIVEN)
+    data = settings.to_dict(run, config)
+    return ({"run": data["run"], "config": data["config"], "space": space},)
