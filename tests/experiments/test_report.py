@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sable.errors import SableError
-from sable.experiments import analysis, looks, report, results, runs, stats, tables, variants
+from sable.experiments import aggregates, analysis, looks, report, results, runs, stats, tables, variants
 
 LBF, LBF2, RWARE = "lbf/8x8-2p-2f-coop", "lbf/15x15-4p-5f", "rware/tiny-2ag"
 
@@ -105,7 +105,7 @@ def test_the_page_holds_what_was_concluded(written, make_runs):
     )
     assert task["winner"] == "sable (best)" and task["seeds"]["sable (best)"] == 4
     curve = task["curves"]["ippo"]
-    assert curve["x"] == [1000, 5000] and len(curve["value"]) == analysis.POINTS
+    assert curve["x"] == [1000, 5000] and len(curve["value"]) == aggregates.POINTS
     assert curve["value"][0] == pytest.approx(0.15, abs=1e-3) and len(curve["seeds"]) == 4
     assert curve["low"][0] <= curve["value"][0] <= curve["high"][0]
 
@@ -171,10 +171,10 @@ def test_aggregates_are_over_shared_tasks_of_systems_that_have_half_of_them(tmp_
     tasks["a"]["rare"] = [5.0, 6.0]
     tasks["d"] = {"x": [1.0, 2.0]}
     (suite,) = (found := concluded(theirs(tmp_path / "x.json", {"s": tasks}))).suites
-    assert suite.compared == ["s/a", "s/b", "s/c"] and set(suite.iqm) == {"x", "y"}
+    assert suite.aggregates.compared == ["s/a", "s/b", "s/c"] and set(suite.aggregates.iqm) == {"x", "y"}
     assert said(found, "aggregates are without rare (1 of 4 tasks)")
     assert said(found, "over 3 of 4 tasks", "not all have d")
-    chances = suite.improvement
+    chances = suite.aggregates.improvement
     assert chances["x"]["y"].value == pytest.approx(1 - chances["y"]["x"].value)
     assert chances["x"]["y"].low == pytest.approx(1 - chances["y"]["x"].high)
 
@@ -183,7 +183,7 @@ def test_systems_of_some_suites_only_are_named(tmp_path):
     data = {"s": {"a": {"x": [1.0, 2.0], "y": [0.0, 1.0]}}, "t": {"b": {"x": [1.0, 2.0]}}}
     found = concluded(theirs(tmp_path / "x.json", data))
     assert said(found, "y: no runs on t") and said(found, "t: one system only", "no aggregates")
-    assert found.suites[1].iqm == {} and found.suites[0].iqm
+    assert found.suites[1].aggregates.iqm == {} and found.suites[0].aggregates.iqm
 
 
 def test_runs_without_common_steps_have_no_curve_but_count(tmp_path, make_runs):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sable.errors import SableError
-from sable.experiments import paper, series, stats, variants
+from sable.experiments import aggregates, paper, series, stats, variants
+from sable.experiments.aggregates import Aggregates
 from sable.experiments.paper import Verdict
 from sable.experiments.results import Results
 from sable.experiments.series import Series
@@ -22,9 +23,6 @@ from sable.experiments.variants import System
 
 MAIN = "absolute"
 """The summary that wins and aggregates are about."""
-POINTS = 60
-"""Places along a curve."""
-THRESHOLDS = np.linspace(0, 1, 51)
 FEW = 5
 """Below so many seeds a bootstrap interval is too narrow to be believed."""
 
@@ -50,15 +48,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What is known of one suite; aggregates are over `compared` tasks, empty with nothing to compare."""
+    """What is known of one suite."""
 
     name: str
     tasks: list[Task]
-    compared: list[str]
-    iqm: dict[str, Estimate]
-    improvement: dict[str, dict[str, Estimate]]  # {system: {over another: chance}}
-    profiles: dict[str, Estimate]  # at THRESHOLDS
-    efficiency: dict[str, Estimate]  # at POINTS even places of the training all runs share
+    aggregates: Aggregates
 
 
 class Beside(tp.NamedTuple):
@@ -66,6 +60,7 @@ class Beside(tp.NamedTuple):
 
     task: str
     system: str  # as the paper calls it
+    variant: str  # ours that stands for it
     summary: str
     ours: Estimate
     paper: Estimate
@@ -113,13 +108,19 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
     by_suite, notes = defaultdict(list), [*results.notes, *_seed_notes(results.series)]
     for name, runs in by_task.items():
         by_suite[suite_of(name)].append(_task(name, runs, scores, winners.get(name), notes))
+    suites = []
+    for name, tasks in by_suite.items():
+        here = {task.name: by_task[task.name] for task in tasks}
+        found, remarks = aggregates.aggregate(here, scores[MAIN], systems)
+        suites.append(Suite(name=name, tasks=tasks, aggregates=found))
+        notes += [f"{name}: {remark}" for remark in remarks]
     beside = _beside(scores, systems) if beside_paper else []
     if beside_paper and not beside:
         notes.append("the paper has no figures for any of these tasks and systems")
     return Analysis(
         systems=systems,
         contestants=contestants,
-        suites=[_suite(name, tasks, scores[MAIN], by_task, notes) for name, tasks in by_suite.items()],
+        suites=suites,
         runs=len(results.series),
         paper=beside,
         notes=notes + _absences(systems, by_suite),
@@ -169,95 +170,15 @@ def _task(
 
 def _curve(task: str, runs: Sequence[Series], notes: list[str]) -> Curve | None:
     """The curve of one system's runs on a task; a note and none where they have no steps in common."""
-    shared = _shared(runs)
-    if not shared:
+    places = aggregates.shared(runs)
+    if not places:
         notes.append(f"{task}: the runs of {runs[0].system} have no steps in common, so it has no curve")
         return None
-    axes, drawn = series.curves(runs, shared)
+    axes, drawn = series.curves(runs, places)
     seeds = drawn[runs[0].system][task]
     return Curve(
         axes[task], stats.curve({task: seeds}), dict(zip((r.seed for r in runs), seeds, strict=True))
     )
-
-
-def _shared(runs: Sequence[Series]) -> int:
-    """How many places to look at along the steps that all runs have."""
-    begin, end = max(one.steps[0] for one in runs), min(one.steps[-1] for one in runs)
-    return 0 if begin > end else 1 if begin == end else POINTS
-
-
-def _suite(
-    name: str,
-    tasks: list[Task],
-    scores: Mapping[str, Scores],
-    runs: Mapping[str, list[Series]],
-    notes: list[str],
-) -> Suite:
-    """A suite's aggregates, over the tasks that all systems have which have at least half of them."""
-    names = [task.name for task in tasks]
-    have = {system: [task for task in names if task in scores[system]] for system in scores}
-    systems = [system for system, theirs in have.items() if 2 * len(theirs) >= len(names)]
-    compared = [task for task in names if all(task in have[system] for system in systems)]
-    alone = sum(bool(theirs) for theirs in have.values()) < 2
-    if alone or len(systems) < 2 or not compared:
-        why = "one system only" if alone else "its systems have too few tasks in common"
-        notes.append(f"{name}: {why}, so there are no aggregates")
-        return Suite(name=name, tasks=tasks, compared=[], iqm={}, improvement={}, profiles={}, efficiency={})
-    left_out = [
-        f"{system} ({len(have[system])} of {len(names)} tasks)"
-        for system in scores
-        if have[system] and system not in systems
-    ]
-    if left_out:
-        notes.append(f"{name}: aggregates are without {', '.join(left_out)}")
-    if missing := [task for task in names if task not in compared]:
-        short = ", ".join(task.partition("/")[2] for task in missing)
-        notes.append(
-            f"{name}: aggregates are over {len(compared)} of {len(names)} tasks; not all have {short}"
-        )
-    if not all(_shared(runs[task]) == POINTS for task in compared):
-        notes.append(f"{name}: runs of a task have no steps in common, so there is no sample efficiency")
-    absolute = {system: {task: scores[system][task] for task in compared} for system in systems}
-    scaled = stats.normalised(absolute)
-    return Suite(
-        name=name,
-        tasks=tasks,
-        compared=compared,
-        iqm={system: stats.estimate(x) for system, x in scaled.items()},
-        improvement=_improvement(absolute),
-        profiles={system: stats.profile(x, THRESHOLDS) for system, x in scaled.items()},
-        efficiency=_efficiency(systems, scores, {task: runs[task] for task in compared}),
-    )
-
-
-def _improvement(scores: Mapping[str, Scores]) -> dict[str, dict[str, Estimate]]:
-    """The chance of every system against every other; one way round is one less the other."""
-    found = defaultdict(dict)
-    names = list(scores)
-    for k, name in enumerate(names):
-        for other in names[k + 1 :]:
-            value, low, high = found[name][other] = stats.improvement(scores[name], scores[other])
-            found[other][name] = Estimate(1 - value, 1 - high, 1 - low)
-    return dict(found)
-
-
-def _efficiency(
-    systems: Sequence[str], scores: Mapping[str, Scores], runs: Mapping[str, list[Series]]
-) -> dict[str, Estimate]:
-    """Sample efficiency: along the steps that all runs of a task share, its returns scaled from the lowest to
-    the highest of any run. Nothing where the runs of a task share none."""
-    if any(_shared(here) != POINTS for here in runs.values()):
-        return {}
-    drawn: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for task, here in runs.items():
-        curves = {system: x[task] for system, x in series.curves(here, POINTS)[1].items()}
-        low, high = min(x.min() for x in curves.values()), max(x.max() for x in curves.values())
-        for system in systems:
-            own = curves.get(system)
-            if own is None:  # a best: as the variant it was taken from
-                own = next(x for name, x in curves.items() if scores[name][task] is scores[system][task])
-            drawn[system][task] = (own - low) / (high - low) if high > low else np.full_like(own, 0.5)
-    return {system: stats.curve(tasks) for system, tasks in drawn.items()}
 
 
 def _beside(scores: Mapping[str, Mapping[str, Scores]], systems: Sequence[System]) -> list[Beside]:
@@ -268,7 +189,8 @@ def _beside(scores: Mapping[str, Mapping[str, Scores]], systems: Sequence[System
         runs = scores[summary].get(best.get(family, ""), {}).get(task)
         if runs is not None:
             ours = stats.estimate({task: runs}, stats.mean)
-            found.append(Beside(task, family, summary, ours, theirs, paper.verdict(ours, theirs)))
+            verdict = paper.verdict(ours, theirs)
+            found.append(Beside(task, family, best[family], summary, ours, theirs, verdict))
     return found
 
 

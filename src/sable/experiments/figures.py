@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sable.experiments.analysis import POINTS, THRESHOLDS, Analysis, Suite, Task
+from sable.experiments.aggregates import POINTS, THRESHOLDS
+from sable.experiments.analysis import Analysis, Suite, Task
 from sable.experiments.looks import PALETTE, Look, looks
 from sable.experiments.stats import Estimate
 
@@ -38,7 +39,7 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
     order = [system.name for system in analysis.systems]
     with matplotlib.rc_context(_STYLE):
         for suite in analysis.suites:
-            if suite.iqm:
+            if suite.aggregates.iqm:
                 figure = Figure(figsize=(10, 6.8), dpi=120)
                 _aggregates(figure, suite, order, look)
                 yield from _files(figure, names[f"suite {suite.name}"])
@@ -78,8 +79,10 @@ def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look) -> No
 
 
 def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[str, Look]) -> None:
-    figure.suptitle(f"{suite.name}, {len(suite.compared)} tasks", x=0.02, ha="left", fontweight="bold")
-    names = [name for name in order if name in suite.iqm]
+    figure.suptitle(
+        f"{suite.name}, {len(suite.aggregates.compared)} tasks", x=0.02, ha="left", fontweight="bold"
+    )
+    names = [name for name in order if name in suite.aggregates.iqm]
     scores, chances, profiles, curves = (
         figure.add_axes(place)
         for place in (
@@ -89,16 +92,16 @@ def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[s
             (0.57, 0.17, 0.41, 0.32),
         )
     )
-    _points(scores, {name: suite.iqm[name] for name in names}, look)
+    _points(scores, {name: suite.aggregates.iqm[name] for name in names}, look)
     scores.set_title("Normalised score (IQM)")
-    ours = max(names, key=lambda name: suite.iqm[name].value)
-    _points(chances, {name: suite.improvement[ours][name] for name in names if name != ours}, look)
+    ours = suite.aggregates.leader()
+    _points(chances, suite.aggregates.improvement[ours], look)
     chances.axvline(0.5, color="0.5", linestyle=":", linewidth=1)
     chances.set(title=f"Chance that {_cut(ours)} beats", xlim=(0, 1))
     for name in names:
-        _line(profiles, THRESHOLDS, suite.profiles[name], name, look[name])
-        if name in suite.efficiency:
-            _line(curves, np.linspace(0, 1, POINTS), suite.efficiency[name], name, look[name])
+        _line(profiles, THRESHOLDS, suite.aggregates.profiles[name], name, look[name])
+        if name in suite.aggregates.efficiency:
+            _line(curves, np.linspace(0, 1, POINTS), suite.aggregates.efficiency[name], name, look[name])
     profiles.set(title="Performance profile", xlabel="normalised score", ylabel="share of runs above")
     curves.set(title="Sample efficiency", xlabel="share of training", ylabel="normalised return (IQM)")
     handles, labels = profiles.get_legend_handles_labels()

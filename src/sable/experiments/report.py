@@ -82,17 +82,19 @@ def _data(analysis: Analysis) -> dict[str, tp.Any]:
 
 
 def _suite(suite: Suite, contestants: Sequence[str]) -> dict[str, tp.Any]:
+    found = suite.aggregates
     return {
         "name": suite.name,
-        "compared": suite.compared,
         "tasks": [_task(task, contestants) for task in suite.tasks],
-        "iqm": {name: _estimate(found) for name, found in suite.iqm.items()},
+        "compared": found.compared,
+        "leader": found.leader() if found.improvement else None,
+        "iqm": {name: _estimate(iqm) for name, iqm in found.iqm.items()},
         "improvement": {
             name: {other: _estimate(chance) for other, chance in others.items()}
-            for name, others in suite.improvement.items()
+            for name, others in found.improvement.items()
         },
-        "profiles": {name: _line(found, 3) for name, found in suite.profiles.items()},
-        "efficiency": {name: _line(found, 4) for name, found in suite.efficiency.items()},
+        "profiles": {name: _line(shares, 3) for name, shares in found.profiles.items()},
+        "efficiency": {name: _line(returns, 4) for name, returns in found.efficiency.items()},
     }
 
 

@@ -49,7 +49,7 @@ def markdown(analysis: Analysis, names: dict[str, str]) -> str:
         parts += ["## Beside the paper", *map(_markdown, verdicts(analysis))]
     for suite in analysis.suites:
         parts.append(f"## {_escaped(suite.name)}")
-        if suite.iqm:
+        if suite.aggregates.iqm:
             parts += [
                 _markdown(aggregates(suite)),
                 f"![{_escaped(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
@@ -65,7 +65,7 @@ def latex(analysis: Analysis) -> str:
     parts = [[wins(analysis), *verdicts(analysis)]]
     for suite in analysis.suites:
         own = [scores(suite, summary) for summary in stats.SUMMARIES] + beside(analysis, suite)
-        parts.append([aggregates(suite), *own] if suite.iqm else own)
+        parts.append([aggregates(suite), *own] if suite.aggregates.iqm else own)
     # LaTeX holds only so many tables back before it must place them.
     return _PREAMBLE + "\\clearpage\n".join("\n".join(map(_latex, tables)) for tables in parts)
 
@@ -82,15 +82,14 @@ def wins(analysis: Analysis) -> Table:
 
 def aggregates(suite: Suite) -> Table:
     """A suite's normalised scores, and the chance that the leader beats each."""
-    leader = max(suite.iqm, key=lambda name: suite.iqm[name].value)
-    chances = suite.improvement[leader]
+    leader = suite.aggregates.leader()
+    chances = suite.aggregates.improvement[leader]
     rows = [
         [name, Figure(iqm, 2, name == leader), Figure(chances[name], 2, False) if name in chances else ""]
-        for name, iqm in suite.iqm.items()
+        for name, iqm in suite.aggregates.iqm.items()
     ]
-    caption = (
-        f"{suite.name}, {len(suite.compared)} tasks: min-max normalised IQM, and probability of improvement"
-    )
+    count = len(suite.aggregates.compared)
+    caption = f"{suite.name}, {count} tasks: min-max normalised IQM, and probability of improvement"
     return Table(caption, ["system", "normalised IQM", f"{leader} beats it"], rows)
 
 

@@ -163,8 +163,9 @@ function chart(place, kind) {
     draw();
   }
 
-  function leave() {
+  function leave(event) {
     view.from = undefined;
+    if (event.pointerType === "touch") return; // what a finger has asked for stays until another is asked
     view.at = null;
     view.frame.layer.replaceChildren();
     box.querySelector(".tip")?.remove();
@@ -207,13 +208,14 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
 
   function reach(low, high) {
     if (bounds) return bounds;
-    const found = lines().flatMap((line) => {
-      const sets = [line.value, line.low, line.high, ...(seeds() ? line.seeds ?? [] : [])].filter(Boolean);
-      const inside = (k) => at(line, k) >= low - 1e-9 && at(line, k) <= high + 1e-9;
-      return sets.flatMap((set) => set.filter((y, k) => y !== null && inside(k)));
-    });
-    if (!found.length) return [0, 1];
-    const [least, most] = [Math.min(...found), Math.max(...found)];
+    let [least, most] = [Infinity, -Infinity];
+    for (const line of lines())
+      for (const set of [line.value, line.low, line.high, ...(seeds() ? line.seeds : [])])
+        set.forEach((y, k) => {
+          if (y === null || at(line, k) < low || at(line, k) > high) return;
+          [least, most] = [Math.min(least, y), Math.max(most, y)];
+        });
+    if (least > most) return [0, 1];
     const room = (most - least) * 0.05 || Math.abs(most) * 0.05 || 0.5;
     return [least - room, most + room];
   }
@@ -247,9 +249,9 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
       for (const line of lines()) {
         const own = { stroke: colour(line.system), "data-system": line.system.name };
         const group = make("g", own);
-        if (line.low?.[0] !== null && line.low)
+        if (line.low[0] !== null)
           group.append(make("path", { class: "band", fill: colour(line.system), d: path(line, line.high, frame) + "L" + path({ ...line, x: [line.x[1], line.x[0]] }, [...line.low].reverse(), frame).slice(1) + "z" }));
-        if (seeds()) for (const seed of line.seeds ?? []) group.append(make("path", { class: "seed", d: path(line, seed, frame) }));
+        if (seeds()) for (const seed of line.seeds) group.append(make("path", { class: "seed", d: path(line, seed, frame) }));
         if (line.value.length > 1) group.append(make("path", { class: "series", "stroke-dasharray": DASHES[line.system.dash], d: path(line, line.value, frame) }));
         else group.append(make("circle", { class: "series", cx: frame.x(line.x[0]), cy: frame.y(line.value[0]), r: 3.5, style: `fill: ${colour(line.system)}` }));
         frame.inside.append(group);
@@ -268,7 +270,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
       const rows = shown.filter(within).map((line) => [line, nearest(line, close)]).sort(([a, i], [b, k]) => b.value[k] - a.value[i]);
       return {
         x: frame.x(close), line: true, title: title(close),
-        rows: rows.map(([line, k]) => [line.system, [line.value[k], line.low?.[k] ?? null, line.high?.[k] ?? null], decimals]),
+        rows: rows.map(([line, k]) => [line.system, [line.value[k], line.low[k], line.high[k]], decimals]),
         dots: rows.map(([line, k]) => [frame.x(at(line, k)), frame.y(line.value[k]), line.system]).filter(([x]) => x >= frame.left - 1 && x <= frame.right + 1),
       };
     },

@@ -2,7 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const systems = new Map(data.systems.map((system) => [system.name, system]));
-const state = { hidden: new Set(), seeds: false, summary: "absolute", over: data.systems.find((s) => data.contestants.includes(s.name))?.name ?? null };
+const state = { hidden: new Set(), seeds: false, summary: "absolute", chosen: data.contestants[0] };
 const shown = (name) => !state.hidden.has(name);
 const charts = [];
 const tables = [];
@@ -29,11 +29,11 @@ const header = (...cells) => make("thead", {}, make("tr", {}, cells));
 const column = (name) => make("th", { scope: "col" }, systems.has(name) ? mark(systems.get(name)) : null, " ", name);
 const row = (name) => make("th", { scope: "row" }, name);
 
-/** A choice that is the same wherever it stands on the page. */
-function choice(label, key, options) {
+/** A choice that is the same wherever it stands on the page; `now` says what it is here. */
+function choice(label, key, options, now = () => state[key]) {
   const select = make("select", { "aria-label": label, onchange: () => change({ [key]: select.value }) },
     options.map(([value, text]) => make("option", { value }, text)));
-  tables.push(() => { select.value = state[key]; });
+  tables.push(() => { select.value = now(); });
   return select;
 }
 
@@ -66,10 +66,11 @@ function drawSeen(all = false) {
 
 function top() {
   const wins = data.contestants.map((name) => [name, winsOf(name)]).sort((a, b) => b[1] - a[1]);
-  const contested = tasks().filter((task) => task.contested).length;
-  const first = wins[0];
-  const title = contested && first[1] ? `${first[0]} wins ${first[1]} of ${plural(contested, "task")}`
-    : contested > 0 ? `No system wins any of ${plural(contested, "task")}` : `${data.systems[0].name} on ${plural(tasks().length, "task")}`;
+  const contested = (name) => tasks().filter((task) => task.contested && (!name || name in task.seeds)).length;
+  const [name, most] = wins[0];
+  const title = most ? `${name} wins ${most} of ${plural(contested(name), "task")}`
+    : contested() ? `No system wins any of ${plural(contested(), "task")}`
+    : `${wins.length > 1 ? plural(wins.length, "system") : name} on ${plural(tasks().length, "task")}`;
   document.title = `${title} · Sable report`;
   document.getElementById("top").append(
     make("p", { class: "eyebrow" }, "Sable report"),
@@ -91,7 +92,7 @@ function bar() {
     tables.push(() => chip.setAttribute("aria-pressed", shown(system.name)));
     return chip;
   });
-  const seeds = make("button", { type: "button", onclick: () => change({ seeds: !state.seeds }) }, "seeds");
+  const seeds = make("button", { type: "button", title: "draw every seed", onclick: () => change({ seeds: !state.seeds }) }, "seeds");
   tables.push(() => seeds.setAttribute("aria-pressed", state.seeds));
   document.getElementById("bar").append(
     make("div", { id: "legend", role: "group", "aria-label": "Systems" }, chips),
@@ -152,11 +153,11 @@ function bestSaid() {
 
 function beside() {
   if (!data.paper.length) return null;
-  const names = [...new Set(data.paper.map((one) => one.system))];
+  const all = [...new Set(data.paper.map((one) => one.system))];
   const kinds = Object.keys(VERDICTS);
   const fill = () => [
     header(make("th", { scope: "col" }, "System"), make("th", { scope: "col", class: "wide" }, "Against the paper"), kinds.map((kind) => make("th", { scope: "col" }, kind)), make("th", { scope: "col" }, "tasks")),
-    make("tbody", {}, names.map((name) => {
+    make("tbody", {}, all.filter((name) => shown(standing(name))).map((name) => {
       const own = data.paper.filter((one) => one.system === name && one.summary === state.summary);
       const counts = kinds.map((kind) => own.filter((one) => one.verdict === kind).length);
       return make("tr", {}, row(name), make("td", { class: "wide" }, meter(counts.map((count, k) => [count, `var(--${VERDICTS[kinds[k]][0]})`]), own.length || 1)),
@@ -168,19 +169,22 @@ function beside() {
     make("p", {}, summaryChoice()), table("Beside the paper", fill));
 }
 
+/** Our system that stands beside one of the paper's. */
+const standing = (name) => data.paper.find((one) => one.system === name).variant;
+
 /** Our figures of a suite's tasks beside the paper's. */
 function besideTasks(suite) {
   const own = data.paper.filter((one) => one.task.startsWith(`${suite.name}/`));
   if (!own.length) return [];
-  const names = [...new Set(own.map((one) => one.system))];
+  const names = () => [...new Set(own.map((one) => one.system))].filter((name) => shown(standing(name)));
   const find = (task, name) => own.find((one) => one.task === task.name && one.system === name && one.summary === state.summary);
   const cell = (one, decimals) => make("td", {}, !one ? make("span", { class: "none" }, "–") : [
     make("span", { class: VERDICTS[one.verdict][0], title: one.verdict, role: "img", "aria-label": one.verdict }, `${VERDICTS[one.verdict][1]} `),
     format(one.ours[0], decimals), " ", make("span", { class: "none" }, "·"), ` ${format(one.paper[0], decimals)}`,
     make("small", {}, interval(one.paper, decimals))]);
-  const fill = () => [header(make("th", { scope: "col" }, "Ours · the paper's"), names.map((name) => make("th", { scope: "col" }, name))),
-    make("tbody", {}, suite.tasks.filter((task) => names.some((name) => find(task, name))).map((task) =>
-      make("tr", {}, row(tail(task.name)), names.map((name) => cell(find(task, name), task.decimals)))))];
+  const fill = () => [header(make("th", { scope: "col" }, "Ours · the paper's"), names().map((name) => make("th", { scope: "col" }, name))),
+    make("tbody", {}, suite.tasks.filter((task) => own.some((one) => one.task === task.name)).map((task) =>
+      make("tr", {}, row(tail(task.name)), names().map((name) => cell(find(task, name), task.decimals)))))];
   return [make("h3", {}, "Beside the paper", summaryChoice()), table(`${suite.name} beside the paper`, fill)];
 }
 
@@ -205,31 +209,32 @@ function scores(suite) {
 }
 
 function aggregates(suite) {
+  if (!suite.leader) return null;
   const known = (found) => data.systems.filter((system) => shown(system.name) && system.name in found);
   const lines = (found, last) => () => known(found).map((system) => ({ system, x: [0, last], ...found[system.name] }));
   const percent = (value) => `${format(100 * value, 0)} %`;
   const unit = { bounds: [0, 1], height: 290, decimals: 3, seeds: () => false };
-  const over = (name) => suite.improvement[name] ?? {};
-  const charts = [
+  const chosen = () => (state.chosen in suite.improvement ? state.chosen : suite.leader);
+  const found = [
     figure("Normalised score", make("small", {}, "interquartile mean, 95 %"), (place) => intervalChart(place, {
       rows: () => known(suite.iqm).map((system) => [system, suite.iqm[system.name]]).sort((a, b) => b[1][0] - a[1][0]), xLabel: "min–max normalised IQM",
       label: () => `Normalised scores on ${suite.name}`,
     })),
-    figure("Probability of improvement", choice("System compared with the others", "over", Object.keys(suite.improvement).map((name) => [name, `of ${name}`])), (place) => intervalChart(place, {
-      rows: () => known(over(state.over)).map((system) => [system, over(state.over)[system.name]]), bounds: [0, 1], half: true, xLabel: "chance to beat",
-      label: () => `Chance that ${state.over} beats each other system on ${suite.name}`,
+    figure("Probability of improvement", choice("System compared with the others", "chosen", Object.keys(suite.improvement).map((name) => [name, `of ${name}`]), chosen), (place) => intervalChart(place, {
+      rows: () => known(suite.improvement[chosen()]).map((system) => [system, suite.improvement[chosen()][system.name]]), bounds: [0, 1], half: true, xLabel: "chance to beat",
+      label: () => `Chance that ${chosen()} beats each other system on ${suite.name}`,
     })),
     figure("Performance profile", make("small", {}, "share of runs above a score"), (place) => lineChart(place, {
       ...unit, lines: lines(suite.profiles, 1), xLabel: "normalised score", yLabel: "share of runs", xTick: format, title: (x) => `score above ${format(x)}`,
       label: () => `Performance profiles on ${suite.name}`,
     })),
   ];
-  if (Object.keys(suite.efficiency).length) charts.push(
+  if (Object.keys(suite.efficiency).length) found.push(
     figure("Sample efficiency", make("small", {}, "interquartile mean of normalised returns"), (place) => lineChart(place, {
       ...unit, bounds: null, lines: lines(suite.efficiency, 1), xLabel: "share of training", yLabel: "normalised return", xTick: percent, title: (x) => `after ${percent(x)} of training`,
       label: () => `Sample efficiency on ${suite.name}`,
     })));
-  return Object.keys(suite.iqm).length ? make("div", { class: "grid pair" }, charts) : null;
+  return make("div", { class: "grid pair" }, found);
 }
 
 function curves(suite) {
@@ -239,12 +244,14 @@ function curves(suite) {
     label: () => `Learning curves on ${task.name}. Arrow keys read values, plus zooms in, Escape resets.`,
   })));
   return [make("h3", {}, "Learning curves"), make("p", { class: "small" }, "Interquartile mean over seeds, with its 95 % interval. Drag to zoom, double-click to see all again."),
-    make("div", { class: "grid" }, drawn)];
+    make("div", { class: drawn.length > 2 ? "grid" : "grid pair" }, drawn)];
 }
 
 function section(suite, k) {
   const count = suite.compared.length;
-  const said = count ? `${plural(suite.tasks.length, "task")}; the aggregates are over ${count === suite.tasks.length ? "all of them" : `the ${count} that the systems share`}, from absolute metrics scaled from 0 for a task's lowest run to 1 for its highest.` : plural(suite.tasks.length, "task");
+  const few = count < suite.tasks.length ? `over the ${count} that the systems share, ` : "";
+  const how = `aggregates are ${few}of absolute metrics, scaled from 0 for a task's lowest run to 1 for its highest`;
+  const said = plural(suite.tasks.length, "task") + (count ? `; ${how}.` : "");
   return make("section", { id: `suite${k}` }, make("h2", {}, suite.name), make("p", { class: "small" }, said), aggregates(suite), scores(suite), besideTasks(suite), curves(suite));
 }
 
