@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sable
 from sable import checks, settings
 from sable.config import SYSTEM_CONFIGS, RunConfig, SableConfig
 from sable.errors import SableError
@@ -161,3 +162,60 @@ def test_a_damaged_configuration_is_refused(case):
 def test_an_unknown_field_is_refused_with_the_nearest_of_run_and_system():
     with pytest.raises(SableError, match="'num_env'; did you mean 'num_envs'"):
         settings.split({"num_env": 1}, "sable")
+
+
+RECIPE = """
+[lbf]
+clip_eps = 0.3
+num_epochs = 7
+["lbf/2s-8x8-2p-2f-coop"]
+clip_eps = 0.4
+total_steps = 99
+["rware/tiny-2ag"]
+lerning_rate = 1
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_recipe_of_ones_own_wins_over_ours_and_what_is_given_over_it(recipe):
+    task = "lbf/2s-8x8-2p-2f-coop"
+    run, config = sable.configure(task, recipe=recipe, num_epochs=8)
+    assert (config.clip_eps, config.num_epochs, run.total_steps) == (0.4, 8, 99)
+    assert config.embed_dim == sable.configure(task)[1].embed_dim, "our recipe still says the rest"
+    quick, _ = sable.configure(recipe=recipe)
+    assert (quick.total_steps, quick.num_evaluations) == (99, settings.QUICK["num_evaluations"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["cannot be read", "No such file"]),
+        ("= 3", ["cannot be read"]),
+        ("num_epochs = 3", ["'num_epochs'", '["rware/tiny-2ag"]']),
+        (RECIPE, ["'lerning_rate'", "did you mean 'learning_rate'"]),
+        ('["rware/tiny-2ag"]\nclip_eps = "x"', ["clip_eps='x'"]),
+        (
+            '["rware/tiny-4ag"]\nclip_eps = 1',
+            ["no table for rware/tiny-2ag", "did you mean 'rware/tiny-4ag'"],
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_refused_in_one_line_with_its_name(tmp_path, text, words):
+    path = tmp_path / "mine.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SableError) as error:
+        sable.configure("rware/tiny-2ag", recipe=path)
+    for word in ("mine.toml", *words):
+        assert word in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_recipe_cannot_come_with_a_run_to_resume(recipe):
+    with pytest.raises(SableError, match="recipe cannot be given"):
+        sable.train(resume="somewhere", recipe=recipe)

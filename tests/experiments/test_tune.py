@@ -1,15 +1,19 @@
 """Tuning: batches of one program, workers that may die at any moment, and what a study leaves."""
 
 import csv
+import io
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+import typing as tp
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -18,9 +22,10 @@ import pytest
 
 import sable
 from sable import settings
-from sable.config import SYSTEM_CONFIGS
+from sable.config import SYSTEM_CONFIGS, ActorCriticConfig, field_names
 from sable.errors import SableError
 from sable.experiments import results, runs, trials, tune, tuned
+from sable.experiments.tune_view import View
 from sable.training import loop
 
 optuna = pytest.importorskip("optuna")
@@ -35,6 +40,7 @@ SPACE = {
 }
 FREE = ["policy_learning_rate", "critic_learning_rate", "clip_eps"]
 GIVEN = {"num_envs": 4, "rollout_length": 4, "policy_layers": [8], "critic_layers": [8]}
+CONFIG = ActorCriticConfig()
 BUDGET = {"total_steps": 8 * 16, "num_evaluations": 4, "evaluation_episodes": 4, "absolute_episodes": 8}
 
 
@@ -215,12 +221,12 @@ def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated
 
 
 def test_two_workers_share_a_study(studied, tmp_path):
-    workers = [worker(tmp_path, pause=0.5, trials=8) for _ in range(2)]
+    workers = [worker(tmp_path, pause=0.5, trials=6) for _ in range(2)]
     for process in workers:
         assert process.wait(timeout=240) == 0, process.stderr.read()
     batches = points_of(folder(tmp_path))
     numbers = [number for numbers in batches.values() for number in numbers]
-    assert len(set(numbers)) == len(numbers) == 8
+    assert len(set(numbers)) == len(numbers) == 6
     counted = {number for number, (state, _) in journal(tmp_path).items() if state != "FAIL"}
     assert counted == set(numbers)
     assert {int(row["trial"]) for row in table(folder(tmp_path)) if row["state"] == "complete"} == counted
@@ -235,6 +241,29 @@ def journal(out) -> dict[int, tuple[str, float | None]]:
     for study in storage.get_all_studies():
         found |= {t.number: (t.state.name, t.value) for t in storage.get_all_trials(study._study_id)}
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEM_CONFIGS)
+def test_every_system_is_tuned_over_its_own_space(system, tmp_path):
+    """Two points side by side, of the paper's space and with a tiny budget; then the recipe is trained."""
+    task = "probe/continuous" if "sac" in system else TASK
+    tiny = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "replay_size": 64,
+        "sequence_length": 4,
+        "warmup_sequences": 4,
+    }
+    tiny |= {"warmup_steps": 16, "num_updates_per_rollout": 2, "embed_dim": 8, "num_blocks": 1}
+    given = {name: value for name, value in tiny.items() if name in field_names(SYSTEM_CONFIGS[system])}
+    run, config = sable.configure(task, system=system, **BUDGET, **given)
+    make_env = partial(sable.make_env, task)
+    outcome = tune.tune(run, config, make_env, given=given, trials=2, points=2, out=tmp_path, quiet=True)
+    assert outcome.finished == 2 and list(points_of(outcome.directory).values()) in ([[0, 1]], [[1, 2]])
+    recipe = outcome.directory / "recipe.toml"
+    trained = sable.train(task, system=system, recipe=recipe, out=tmp_path / "r", quiet=True, **BUDGET)
+    assert math.isfinite(trained.summary["absolute_return"][0])
 
 
 # Training replaced by a formula, which leaves all moments at which a worker can die.
@@ -362,20 +391,169 @@ def formula_killed_in(out):
 
 
 def test_points_below_the_median_are_pruned_and_a_batch_without_any_left_ends(formula, tmp_path):
-    """Five good trials, then a batch whose points are all worse from the start."""
-    high = SPACE | {"num_epochs": [2], "policy_learning_rate": [1e-2, 1e-3]}
-    search(tmp_path / "good", trials=6, points=6, space=high)
-    study = trials.Study(folder(tmp_path / "good"), *about(high), None, warmup_steps=32)
-    bad = study.draw(2, high, ["num_epochs"], lambda values: None)
-    batch = trials.Batch(folder(tmp_path / "good") / "batch-001", bad)
-    told = tune._Told(study, batch, tune.View("", 8, True))
-    assert not told.watch(31, [-9.0, -9.0]), "pruned before the warm-up was over"
-    assert not told.watch(32, [-9.0, 9.0]) and study.running() == {bad[1].number}
-    assert told.watch(64, [9.0, -9.0]) is False, "a point's best evaluation counts"
-    assert [trial.state for trial in study.tried()][-2:] == ["pruned", "running"]
+    """Six good trials, then two that are worse from the start."""
+    space = SPACE | {"num_epochs": [2], "policy_learning_rate": [1e-2, 1e-3]}
+    search(tmp_path, trials=6, points=6, space=space)
+    study = trials.Study(folder(tmp_path), about(space), None, warmup_steps=32)
+    worse, other = study.draw(2, space, ["num_epochs"], lambda values: None)
+    batch = trials.Batch(folder(tmp_path) / "batch-001", [worse, other])
+    told = tune._Told(study, batch, tune.View("", 8, quiet=True))
+    assert not told.watch(16, [-9.0, -9.0]), "pruned before the warm-up was over"
+    assert not told.watch(32, [-9.0, 9.0]) and study.running() == {other.number}
+    assert not told.watch(64, [9.0, math.nan]), "nothing is said of what is not finite"
+    assert told.watch(96, [9.0, -9.0]) is False, "the best evaluation of a trial counts"
+    assert [(trial.state, trial.value) for trial in study.tried()][-2] == ("pruned", -9.0)
+    study.prune(other.number, "enough")
+    assert told.watch(128, [9.0, 9.0])
+
+
+def test_a_batch_whose_points_are_all_pruned_is_trained_no_further(formula, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials.Study, "report", lambda self, number, steps, value: steps >= 64)
+    assert search(tmp_path, trials=2).finished == 2
+    assert formula == [("batch-000", 0), ("batch-000", 1)]
+    assert {row["state"] for row in table(folder(tmp_path))} == {"pruned"}
+    assert not (folder(tmp_path) / "recipe.toml").exists()
+
+
+def test_a_point_with_a_halted_seed_counts_as_pruned_and_never_as_best(formula, tmp_path, monkeypatch):
+    train = loop.train
+
+    def halting(*args, **kwargs):
+        result = train(*args, **kwargs)
+        return replace(result, summary=result.summary | {"halted_seeds": [1]})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train", halting)
+        outcome = search(tmp_path, trials=2)
+    first, second = table(folder(tmp_path))
+    assert (first["state"], second["state"]) == ("pruned", "complete") and "finite" in first["note"]
+    assert outcome.best.number == 1 and outcome.finished == 2
+
+    def halted(*_, **__):
+        raise loop.Halted("every seed has halted")
+
+    monkeypatch.setattr(loop, "train", halted)
+    assert search(tmp_path, trials=4).finished == 4
+    assert [row["state"] for row in table(folder(tmp_path))][2:] == ["pruned"] * 2
+
+
+def test_a_batch_the_device_cannot_run_is_given_up_in_one_line(formula, tmp_path, monkeypatch):
+    def exhausted(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of\nmemory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train", exhausted)
+        said = refusal(tmp_path)
+    assert "RESOURCE_EXHAUSTED: out of memory" in said and "--points" in said
+    assert search(tmp_path).finished == 4
+    assert [row["state"] for row in table(folder(tmp_path))] == ["fail"] * 2 + ["complete"] * 4
+
+
+def test_values_that_do_not_go_together_are_replaced_and_do_not_count(formula, tmp_path):
+    space = SPACE | {"num_minibatches": [3, 5, 4, 7]}
+    assert search(tmp_path, space=space, trials=6).finished == 6
+    rows = table(folder(tmp_path))
+    assert {row["num_minibatches"] for row in rows if row["state"] == "complete"} == {"4"}
+    refused = [row for row in rows if row["state"] == "fail"]
+    assert refused and all("num_minibatches" in row["note"] or "twice" in row["note"] for row in refused)
+    said = refusal(tmp_path / "none", space=SPACE | {"num_minibatches": [3]})
+    assert "none of 200 draws" in said and "num_minibatches=3" in said
+
+
+def test_a_batch_is_no_larger_than_there_are_different_points(formula, tmp_path):
+    space = {"num_epochs": [1, 2, 3], "clip_eps": [0.1, 0.2]}
+    assert search(tmp_path, space=space, points=5, trials=3).finished == 3
+    assert [len(numbers) for numbers in points_of(folder(tmp_path)).values()] == [2, 1]
+    assert search(tmp_path / "b", space={"num_epochs": [1, 2]}, points=5, trials=2).finished == 2
+    assert [len(numbers) for numbers in points_of(folder(tmp_path / "b")).values()] == [1, 1]
+
+
+def test_any_storage_of_optuna_will_do(formula, tmp_path):
+    url = f"sqlite:///{tmp_path}/book.db"
+    assert search(tmp_path, storage=url).finished == 4
+    assert search(tmp_path, storage=url, trials=6).finished == 6
+    assert not (folder(tmp_path) / "journal.log").exists()
+    assert "another storage" in refusal(tmp_path)
+    assert "cannot use storage nothing://" in refusal(tmp_path / "other", storage="nothing://at/all")
+
+
+def test_a_line_for_every_finished_trial(formula, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "View", lambda title, trials, quiet: View(title, trials, quiet=False))
+    search(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[0].startswith("[1/4] trial 0: return ") and "clip_eps=0." in lines[0]
+    assert lines[3].startswith("[4/4]") and "best" in lines[3]
+
+
+def test_the_live_table_shows_trials_best_and_batch(formula, tmp_path):
+    rich = pytest.importorskip("rich.console")
+    outcome = search(tmp_path)
+    study = trials.Study(folder(tmp_path), about(SPACE), None, warmup_steps=32)
+    view = View("delayed", 6, quiet=True)
+    console = rich.Console(width=120, record=True, file=io.StringIO())
+    console.print(view._render())
+    view.begin(study.batches()[0], 128, study.tried())
+    view.evaluated(64, [1.5, math.nan])
+    console.print(view._render())
+    text = console.export_text()
+    assert "4 of 6 trials finished" in text and f"best {outcome.best.value:.4g}" in text
+    assert "50% of 128 steps" in text and "policy_learning_rate" in text and "complete" in text
+
+
+SHAPING = {
+    "sable": {"num_epochs", "num_minibatches", "embed_dim", "num_heads", "num_blocks", "decay_scaling"}
+}
+SHAPING["mat"] = SHAPING["sable"] - {"decay_scaling"}
+SHAPING["ippo"] = SHAPING["mappo"] = {"num_epochs", "num_minibatches"}
+SHAPING["masac"] = {"num_updates_per_rollout", "batch_size", "policy_delay", "autotune_temperature"}
+SHAPING["hasac"] = SHAPING["masac"] | {"shuffle_agents"}
+SHAPING["qmix"] = {"batch_size", "replay_size", "mixer_size"}
+
+
+@pytest.mark.parametrize("system", SYSTEM_CONFIGS)
+def test_what_is_free_is_what_reaches_the_learner_as_numbers(system):
+    run, config = sable.configure("probe/continuous" if "sac" in system else TASK, system=system)
+    space = tune.dimensions(system, config, {})
+    made = tune._Worker(tp.cast(tp.Any, None), run, config, sable.make_env(run.task), space, Path(), 4)
+    assert set(made.shaping) == SHAPING[system]
+    assert set(made.free) == space.keys() - SHAPING[system]
+
+
+def test_a_field_without_effect_or_given_by_hand_is_not_searched():
+    for memory in (True, False):
+        config = sable.configure(TASK, system="ippo", memory=memory)[1]
+        assert ("recurrent_chunk" in tune.dimensions("ippo", config, {})) == memory
+    space = tune.dimensions("ippo", sable.configure(TASK, system="ippo")[1], {"clip_eps": 0.1})
+    assert "clip_eps" not in space and "num_epochs" in space
+
+
+def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, monkeypatch):
+    assert "trials=0" in refusal(tmp_path, trials=0) and "points='4'" in refusal(tmp_path, points="4")
+    assert "did you mean 'clip_eps'" in refusal(tmp_path, space={"clip_ep": [1]})
+    assert "expected a list" in refusal(tmp_path, space={"clip_eps": 0.1})
+    assert "nothing is left" in refusal(tmp_path, space={"num_envs": [4, 8]})
+    assert "unknown system 'ipo'" in refusal(tmp_path, system="ipo")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert "sable[tune]" in refusal(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_system_of_ones_own_is_tuned_if_it_says_where_to_search(tmp_path, monkeypatch):
+    code = "from sable.config import ActorCriticConfig as Config\nfrom sable.systems.ippo import make\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "quiet_one.py").write_text(code)
+    (tmp_path / "open_one.py").write_text(code + "SEARCH_SPACE = {'clip_eps': [0.1, 0.2]}")
+    assert "'quiet_one' has no search space" in refusal_of(lambda: tune.dimensions("quiet_one", CONFIG, {}))
+    assert tune.dimensions("open_one", CONFIG, {}) == {"clip_eps": [0.1, 0.2]}
+
+
+def refusal_of(call) -> str:
+    with pytest.raises(SableError) as error:
+        call()
+    return str(error.value)
 
 
 def about(space):
     run, config = sable.configure(TASK, system="ippo", num_seeds=2, **BUDGET | GIVEN)
     data = settings.to_dict(run, config)
-    return ({"run": data["run"], "config": data["config"], "space": space},)
+    return {"run": data["run"], "config": data["config"], "space": space}
