@@ -18,9 +18,20 @@ if tp.TYPE_CHECKING:
     from sable.envs.base import Env
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.report import Report
+    from sable.experiments.tune import Outcome as Tuned
     from sable.training.loop import Result
 
-__all__ = ["benchmark", "evaluate", "grid", "list_systems", "list_tasks", "make_env", "report", "train"]
+__all__ = [
+    "benchmark",
+    "evaluate",
+    "grid",
+    "list_systems",
+    "list_tasks",
+    "make_env",
+    "report",
+    "train",
+    "tune",
+]
 
 
 def train(
@@ -156,6 +167,34 @@ def grid(
     for cell in cells.values():
         benchmark.check(cell)
     return list(cells.values())
+
+
+def tune(
+    task: str,
+    *,
+    system: str = "sable",
+    trials: int = 40,
+    points: int = 4,
+    num_seeds: int = 1,
+    out: str | Path = "tuning",
+    storage: str | None = None,
+    recipe: str | Path | None = None,
+    quiet: bool = False,
+    **fields: tp.Any,
+) -> "Tuned":
+    """What a search for the system's best settings on a task came to: the study's folder, with recipe.toml in
+    it, and the best trial.
+
+    `trials` is how many finished ones the study is to have, `points` how many run side by side. `fields` are
+    the budget of a trial and settings that stay as given. Called again, it goes on where it stopped.
+    """
+    from sable import settings
+    from sable.experiments import tune
+
+    run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
+    _, given = settings.split(fields, system)
+    study = {"trials": trials, "points": points, "out": Path(out), "storage": storage, "quiet": quiet}
+    return tune.tune(run, config, partial(_env_of, run), given=given, **study)
 
 
 def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -> "Report":

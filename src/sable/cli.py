@@ -156,8 +156,8 @@ def _benchmark(argv: Argv) -> int:
     if listing:
         for number, cell in enumerate(cells):
             now = benchmark.status(cell)
-            shown = now.text if now.state == "waiting" else f"{now.state} {now.text}"
-            print(f"{number:>5}  {cell.run.task:28}  {cell.label:28}  {shown}")
+            shown = now.text if now.state in ("waiting", "stopped") else f"{now.state} {now.text}"
+            print(f"{number:>5}  {cell.run.task:24}  {cell.label:24}  {shown}")
         return 0
     if index is not None:
         return _one_cell(cells, index, quiet)
@@ -184,6 +184,22 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool) -> int:
         print(f"{cell.directory} has finished already")
         return 0
     return _report_training(sable.train(resume=benchmark.prepare(cell), quiet=quiet), quiet)
+
+
+def _tune(argv: Argv) -> int:
+    parser = _tune_parser(_system_of(argv))
+    given = _parse(parser, argv)
+    if given.pop("help", False):
+        print(parser.format_help(), end="")
+        return 0
+    outcome = sable.tune(given.pop("task"), **given)
+    if outcome.interrupted is not None:
+        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
+        return 128 + outcome.interrupted
+    if not given.get("quiet") and outcome.best is not None:
+        best = {"trial": outcome.best.number, "absolute_return": outcome.best.value, **outcome.best.values}
+        print(f"{_results(best)}\n{outcome.directory / 'recipe.toml'}")
+    return 0
 
 
 def _report(argv: Argv) -> int:
@@ -220,6 +236,7 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "list": _list,
     "benchmark": _benchmark,
     "report": _report,
+    "tune": _tune,
 }
 
 
@@ -300,6 +317,7 @@ def _train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> _Pa
     )
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: runs)")
     parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
+    parser.add_argument("--recipe", metavar="FILE", help="settings from a file, as `sable tune` writes one")
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     for cls in (RunConfig, *_own_classes(system_config(system))):
@@ -315,6 +333,42 @@ def _add_flags(parser: _Parser, cls: type, defaults: dict[str, tp.Any], leave_ou
         if field.name in helps and field.name not in leave_out:
             default = _shown(defaults.get(field.name, field.default))
             _add_flag(group, field, f"{helps[field.name]} (default: {default})".replace("%", "%%"))
+
+
+def _tune_parser(system: str) -> _Parser:
+    parser = _Parser(
+        "tune",
+        "Search the paper's space of a system's settings for those that suit a task best. Started again, it "
+        "goes on; started several times, here or on machines that share the disk, it shares the work.",
+    )
+    parser.usage = "sable tune TASK [--system SYSTEM] [flags]"
+    parser.add_argument("task", metavar="TASK", help="task name with its suite, as `sable list` prints it")
+    parser.add_argument(
+        "--trials", type=_reader(int), metavar="INT", help="finished trials to come to (default: 40)"
+    )
+    parser.add_argument(
+        "--points",
+        type=_reader(int),
+        metavar="INT",
+        help="trials that run side by side in one program: they share what shapes it and differ in learning "
+        "rate, entropy, clipping and so on (default: 4)",
+    )
+    parser.add_argument(
+        "--num-seeds", type=_reader(int), metavar="INT", help="seeds of each trial (default: 1)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder that holds the studies (default: tuning)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="an Optuna storage (default: a journal file in the study's folder)"
+    )
+    parser.add_argument("--recipe", metavar="FILE", help="settings to begin with, from a file")
+    parser.add_argument("--quiet", action="store_true", help="print nothing while tuning")
+    parser.epilog = (
+        "A setting given by its flag stays as given. The study is a folder, DIR/<suite>/<task>/<system>, "
+        "with recipe.toml (the best trial's settings, for sable train TASK --recipe FILE), trials.csv and study.png."
+    )
+    for cls in (RunConfig, *_own_classes(system_config(system))):
+        _add_flags(parser, cls, {}, leave_out=("task", "seeds", "label"))
+    return parser
 
 
 def _benchmark_parser() -> _Parser:

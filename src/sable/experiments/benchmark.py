@@ -6,6 +6,10 @@ from their checkpoints, claimed ones are left to whoever is at them.
 """
 
 import dataclasses
+import logging
+import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -185,14 +189,18 @@ def _train(directory: str) -> None:
 
 def _connected() -> tp.Any:
     """Ray, connected to the cluster this machine belongs to or RAY_ADDRESS names, or to one of its own."""
+    address = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", os.environ.get("RAY_ADDRESS", ""))
     try:
         import ray
 
-        ray.init(ignore_reinit_error=True, log_to_driver=False)
+        if address:  # Ray itself would try for minutes
+            socket.create_connection((address[1], int(address[2])), timeout=10).close()
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise SableError("--on ray needs Ray, which is not installed: pip install 'sable[ray]'") from None
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise SableError(f"Ray could not be reached: {_in_one_line(error)}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f" at RAY_ADDRESS={address[0]}" if address else ""
+        raise SableError(f"Ray could not be reached{where}: {_in_one_line(error)}") from None
     return ray
 
 

@@ -49,9 +49,10 @@ def pairs(wanted: Sequence[str], systems: Sequence[str] = ()) -> list[Pair]:
 
 
 def variant(text: str) -> Variant:
-    """The system that `text` names: `sable:no-memory`, `mat:rms-norm:swiglu`, `sable:chunk-size=8`, .."""
+    """The system that `text` names: `sable:no-memory`, `mat:rms-norm:swiglu`, `sable:chunk-size=8`,
+    `sable:recipe=FILE`."""
     system, *changes = text.split(":")
-    names, fields = field_names(system_config(system)), {}
+    names, fields = [*field_names(system_config(system)), "recipe"], {}
     for change in changes:
         name, equals, value = change.partition("=")
         name, switch = name.replace("-", "_"), True
