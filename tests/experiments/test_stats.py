@@ -102,11 +102,11 @@ def test_normalising_spans_all_systems_and_settles_for_a_half_where_nothing_diff
 def test_a_win_needs_an_interval_over_every_other():
     clear, close = np.linspace(2, 3, 10), np.linspace(0, 1, 10)
     systems = {
-        "x": {"a": clear, "b": close + 0.05, "c": [1.0, 2.0]},
-        "y": {"a": close, "b": close},
+        "x": {"a": clear, "b": close + 0.05, "c": [1.0, 2.0], "d": clear},
+        "y": {"a": close, "b": close, "d": [0.0]},
         "z": {"a": close + 0.05, "b": close - 5},
     }
-    # b: x is better than y on average only; c: there is nobody to win against.
+    # b: x is better than y on average only; c: there is nobody to win against; d: y has no interval.
     assert stats.won(systems) == {"x": ["a"], "y": [], "z": []}
 
 

@@ -58,12 +58,13 @@ function diamond(x, y, size, system) {
 /**
  * A chart in `place` that can be pointed at, zoomed and read by keyboard.
  *
- * `kind` says what is in it: `domain()` [low, high] along x, `paint(frame)` draws within a frame, `pick(x, frame, y)` finds
- * what lies nearest: { x, title, rows: [[system, estimate]], dots: [[x, y, system]] }, `stops()` where arrow keys halt.
+ * `kind` says what is in it: its `height()`, `domain()` along x, the `frame(width, low, high)` it leaves for drawing, `paint(frame)`,
+ * what `pick(x, frame, y)` finds nearest: { x, title, rows: [[system, estimate]], dots: [[x, y, system]] }, and the `stops(frame)` of arrow keys.
  */
 function chart(place, kind) {
   const view = { zoom: null, at: null, frame: null };
-  const box = make("div", { class: "plot" });
+  // Room is kept for what is not yet drawn, so that links lead where they say.
+  const box = make("div", { class: "plot", style: `min-height: ${kind.height()}px` });
   place.append(box);
 
   function draw() {
@@ -75,7 +76,7 @@ function chart(place, kind) {
     frame.layer = make("g");
     const clip = `clip${(chart.count = (chart.count ?? 0) + 1)}`;
     frame.svg = make("svg", {
-      height: frame.height, tabindex: 0, role: "img", "aria-label": kind.label(), "data-low": low, "data-high": high,
+      height: frame.height, viewBox: `0 0 ${frame.width} ${frame.height}`, tabindex: 0, role: "img", "aria-label": kind.label(), "data-low": low, "data-high": high,
       onpointerdown: press, onpointermove: move, onpointerup: release, onpointercancel: leave, onpointerleave: leave, ondblclick: reset, onkeydown: key, onblur: leave,
     });
     frame.inside = make("g", { "clip-path": `url(#${clip})` });
@@ -88,6 +89,7 @@ function chart(place, kind) {
     frame.svg.append(frame.inside, frame.layer);
     const back = view.zoom ? make("button", { class: "reset", onclick: reset }, "reset zoom") : null;
     box.replaceChildren(frame.svg, ...(back ? [back] : []));
+    box.style.minHeight = "";
   }
 
   function axis(frame, low, high) {
@@ -138,6 +140,7 @@ function chart(place, kind) {
     if (event.button) return;
     view.from = point(event)[0];
     view.frame.svg.setPointerCapture(event.pointerId);
+    show(...point(event));
   }
 
   function move(event) {
@@ -224,6 +227,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
     xLabel,
     tick: xTick,
     label,
+    height: () => height,
     domain() {
       const shown = lines();
       if (!shown.length) return [0, 1];
@@ -290,6 +294,7 @@ function intervalChart(place, { rows, bounds, half, xLabel, label }) {
     label,
     upright: true,
     tick: format,
+    height: () => 48 + step * Math.max(rows().length, 1),
     domain() {
       if (bounds) return bounds;
       const all = rows().flatMap(([, estimate]) => estimate).filter((value) => value !== null);
@@ -301,8 +306,8 @@ function intervalChart(place, { rows, bounds, half, xLabel, label }) {
       const names = rows().map(([system]) => system.name.length);
       const left = Math.min(16 + 7 * Math.max(...names, 6), width * 0.36);
       const values = 112;
-      const bottom = 8 + step * Math.max(rows().length, 1);
-      return { width, height: bottom + 40, left, right: width - values - 14, values: width - values, top: 4, bottom, y: (k) => 8 + step * (k + 0.5) };
+      const bottom = this.height() - 40;
+      return { width, height: this.height(), left, right: width - values - 14, values: width - values, top: 4, bottom, y: (k) => 8 + step * (k + 0.5) };
     },
     paint(frame, low, high) {
       if (half && low < 0.5 && high > 0.5) frame.svg.append(make("line", { class: "half", x1: frame.x(0.5), x2: frame.x(0.5), y1: frame.top, y2: frame.bottom }));

@@ -26,7 +26,7 @@ function table(label, fill) {
 }
 
 const header = (...cells) => make("thead", {}, make("tr", {}, cells));
-const column = (name) => make("th", { scope: "col" }, systems.has(name) ? mark(systems.get(name)) : null, " ", name);
+const column = (system) => make("th", { scope: "col" }, mark(system), " ", system.name);
 const row = (name) => make("th", { scope: "row" }, name);
 
 /** A choice that is the same wherever it stands on the page; `now` says what it is here. */
@@ -192,7 +192,7 @@ function besideTasks(suite) {
 function scores(suite) {
   const present = data.systems.filter((system) => suite.tasks.some((task) => system.name in task.seeds));
   const fill = () => [
-    header(make("th", { scope: "col" }, "Task"), present.filter((s) => shown(s.name)).map((system) => column(system.name))),
+    header(make("th", { scope: "col" }, "Task"), present.filter((s) => shown(s.name)).map(column)),
     make("tbody", {}, suite.tasks.map((task) => {
       const found = task.summaries[state.summary];
       const highest = Math.max(...Object.values(found).map(([value]) => value));
