@@ -14,6 +14,7 @@ ALLOWED = {
     "config": {"errors"},
     "checks": {"config", "errors"},
     "settings": {"config", "checks", "errors"},
+    "flags": {"errors"},
     "ops": {"types"},
     "envs": {"types", "errors"},
     "nets": {"types", "config", "ops"},
