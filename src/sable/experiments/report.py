@@ -19,6 +19,17 @@ from sable.experiments.looks import PALETTE, looks
 from sable.experiments.stats import Estimate
 from sable.training.logging import write_atomically
 
+_SCRIPTS = (
+    "svg.js",
+    "chart.js",
+    "lines.js",
+    "intervals.js",
+    "page.js",
+    "sections.js",
+    "suites.js",
+    "start.js",
+)
+
 
 class Report(tp.NamedTuple):
     """The page that was written, and what a reader must know about the runs."""
@@ -52,13 +63,19 @@ def write(paths: Sequence[str | Path], out: str | Path, *, paper: bool = False) 
 def page(analysis: Analysis) -> str:
     """The page: a template with its style, its scripts and the data in it."""
     folder = importlib.resources.files("sable").joinpath("data", "report")
+
+    def text(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
     # In JSON a < may be written \u003c, so that no name can end the script it stands in.
     data = json.dumps(runs.plain(_data(analysis)), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    parts = {"data": data.replace("<", "\\u003c"), "palette": _palette()}
-    for name in ("style.css", "chart.js", "page.js"):
-        parts[name.partition(".")[0]] = folder.joinpath(name).read_text(encoding="utf-8")
-    template = folder.joinpath("page.html").read_text(encoding="utf-8")
-    return re.sub(r"@(\w+)@", lambda match: parts[match[1]], template)
+    parts = {
+        "palette": _palette(),
+        "style": text("style.css"),
+        "scripts": "\n".join(map(text, _SCRIPTS)),
+        "data": data.replace("<", "\\u003c"),
+    }
+    return re.sub(r"@(\w+)@", lambda match: parts[match[1]], text("page.html"))
 
 
 def _palette() -> str:
