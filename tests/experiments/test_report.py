@@ -239,6 +239,11 @@ def test_a_file_in_the_way_is_refused_and_kept(tmp_path, make_runs):
         report.write([tmp_path / "runs"], tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
     (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "tables.tex").write_text("mine")
+    with pytest.raises(SableError, match=r"tables.tex is there already"):
+        report.write([tmp_path / "runs"], tmp_path / "site")
+    assert (tmp_path / "site" / "tables.tex").read_text() == "mine"
+    (tmp_path / "site" / "tables.tex").unlink()
     (tmp_path / "site" / "figures").write_text("mine")
     with pytest.raises(SableError, match=r"cannot write a report to .*site"):
         report.write([tmp_path / "runs"], tmp_path / "site")

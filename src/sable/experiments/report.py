@@ -42,8 +42,7 @@ def write(paths: Sequence[str | Path], out: str | Path, *, paper: bool = False) 
     """Write report.html, report.md, tables.tex and figures/ into the folder `out`, from the finished runs in
     or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's."""
     out = Path(out).expanduser()
-    if out.exists() and not out.is_dir():
-        raise SableError(f"cannot write a report to {out}: it is not a folder")
+    _require_place(out)
     analysis = analyse(results.read(paths), beside_paper=paper)
     names = _file_names(analysis)
     # All is made before anything is written: what fails, fails with nothing changed.
@@ -58,6 +57,16 @@ def write(paths: Sequence[str | Path], out: str | Path, *, paper: bool = False) 
     except OSError as error:
         raise SableError(f"cannot write a report to {out}: {error.strerror or error}") from None
     return Report(out / "report.html", analysis.notes)
+
+
+def _require_place(out: Path) -> None:
+    """Raise where the report would take the place of something else; it may take that of an earlier report."""
+    if out.exists() and not out.is_dir():
+        raise SableError(f"cannot write a report to {out}: it is not a folder")
+    for name in ("report.html", "report.md", "tables.tex"):
+        path = out / name
+        if path.exists() and not (path.is_file() and b"able report" in path.read_bytes()[:2000]):
+            raise SableError(f"{path} is there already and no report of ours; choose another folder")
 
 
 def page(analysis: Analysis) -> str:
