@@ -60,7 +60,7 @@ def write(paths: Sequence[str | Path], out: str | Path, *, paper: bool = False) 
 
 
 def _require_place(out: Path) -> None:
-    """Raise where the report would take the place of something else; it may take that of an earlier report."""
+    """Raise where the report would replace anything but an earlier report."""
     if out.exists() and not out.is_dir():
         raise SableError(f"cannot write a report to {out}: it is not a folder")
     for name in ("report.html", "report.md", "tables.tex"):
