@@ -132,6 +132,20 @@ def test_a_batch_is_not_taken_for_a_run_of_the_system(studied):
     assert len(found.notes) == len(points_of(outcome.directory))
 
 
+def test_of_a_finished_batch_curves_and_summary_are_kept_and_checkpoints_are_not(studied):
+    _, outcome = studied
+    for name in points_of(outcome.directory):
+        assert len(runs.read_metrics(outcome.directory / name)) == 4 * 4
+        assert not (outcome.directory / name / "checkpoints").exists()
+
+
+def test_draws_for_one_batch_differ_even_where_the_sampler_has_made_up_its_mind(formula, tmp_path):
+    assert search(tmp_path, trials=24, points=3).finished == 24
+    rows = table(folder(tmp_path))
+    assert {len(numbers) for numbers in points_of(folder(tmp_path)).values()} == {3}
+    assert sum(row["state"] == "fail" for row in rows) < 24
+
+
 def test_a_finished_study_is_left_as_it_is_and_goes_on_where_more_is_asked(studied, monkeypatch):
     out, outcome = studied
     before = table(outcome.directory)
@@ -184,10 +198,20 @@ test_tune.search({out!r}, **{kwargs!r})
 """
 
 
-def worker(out, pause, **kwargs) -> subprocess.Popen:
-    """A process that works on the study in `out`, with a pause after each evaluation."""
-    code = WORKER.format(tests=str(Path(__file__).parent), out=str(out), pause=pause, kwargs=kwargs)
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def worker():
+    """A function that starts a process to work on the study in `out`, with a pause after each evaluation."""
+    started = []
+
+    def start(out, pause, **kwargs) -> subprocess.Popen:
+        code = WORKER.format(tests=str(Path(__file__).parent), out=str(out), pause=pause, kwargs=kwargs)
+        started.append(subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition, process, seconds=120):
@@ -198,7 +222,7 @@ def wait_for(condition, process, seconds=120):
 
 
 def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated(
-    studied, tmp_path, monkeypatch
+    studied, worker, tmp_path, monkeypatch
 ):
     """Killed in the middle of its second batch; `studied` has compiled the programs."""
     process = worker(tmp_path, pause=0.4)
@@ -220,8 +244,8 @@ def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated
     assert sorted(state for state, _ in after.values() if state != "FAIL") == ["COMPLETE"] * 4
 
 
-def test_two_workers_share_a_study(studied, tmp_path):
-    workers = [worker(tmp_path, pause=0.5, trials=6) for _ in range(2)]
+def test_two_workers_share_a_study(studied, worker, tmp_path):
+    workers = [worker(tmp_path, pause=0.3, trials=6) for _ in range(2)]
     for process in workers:
         assert process.wait(timeout=240) == 0, process.stderr.read()
     batches = points_of(folder(tmp_path))
@@ -260,7 +284,7 @@ def test_every_system_is_tuned_over_its_own_space(system, tmp_path):
     run, config = sable.configure(task, system=system, **BUDGET, **given)
     make_env = partial(sable.make_env, task)
     outcome = tune.tune(run, config, make_env, given=given, trials=2, points=2, out=tmp_path, quiet=True)
-    assert outcome.finished == 2 and list(points_of(outcome.directory).values()) in ([[0, 1]], [[1, 2]])
+    assert outcome.finished == 2 and [*map(len, points_of(outcome.directory).values())] == [2]
     recipe = outcome.directory / "recipe.toml"
     trained = sable.train(task, system=system, recipe=recipe, out=tmp_path / "r", quiet=True, **BUDGET)
     assert math.isfinite(trained.summary["absolute_return"][0])
@@ -294,7 +318,8 @@ def formula(monkeypatch):
             if watch(32 * (evaluation + 1), [value * (evaluation + 1) / 4 for value in returns]):
                 return loop.Result(directory, {})
             checkpoint.write_text(str(evaluation + 1))
-        return loop.Result(directory, {"absolute_return": returns, "halted_seeds": []})
+        summary = {"seeds": run.seeds, "absolute_return": returns, "halted_seeds": []}
+        return loop.Result(directory, summary)
 
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(tuned, "_picture", lambda *_: b"")
@@ -455,7 +480,9 @@ def test_values_that_do_not_go_together_are_replaced_and_do_not_count(formula, t
     rows = table(folder(tmp_path))
     assert {row["num_minibatches"] for row in rows if row["state"] == "complete"} == {"4"}
     refused = [row for row in rows if row["state"] == "fail"]
-    assert refused and all("num_minibatches" in row["note"] or "twice" in row["note"] for row in refused)
+    assert 0 < len(refused) < 30 and all(
+        "num_minibatches" in row["note"] or "twice" in row["note"] for row in refused
+    )
     said = refusal(tmp_path / "none", space=SPACE | {"num_minibatches": [3]})
     assert "none of 200 draws" in said and "num_minibatches=3" in said
 

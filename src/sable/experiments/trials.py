@@ -5,7 +5,6 @@ study is about, and its batches, each a run directory with points.json: which tr
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import journal, runs
 
 JOURNAL, POINTS, STUDY = "journal.log", "points.json", "study.json"
 
@@ -75,7 +74,7 @@ class Study:
         self.directory = directory
         with self.held():
             name = _identify(directory, about)
-            self._storage = _open(optuna, storage or str(directory / JOURNAL))
+            self._storage = journal.open_storage(optuna, storage or str(directory / JOURNAL))
             known = [study.study_name for study in optuna.get_all_study_summaries(self._storage)]
             if name not in known and any(directory.glob("batch-[0-9]*")):
                 raise SableError(f"{directory} belongs to another storage; give the --storage it began with")
@@ -124,10 +123,9 @@ class Study:
         return [_read_batch(path.parent) for path in sorted(self.directory.glob(f"batch-[0-9]*/{POINTS}"))]
 
     def running(self) -> set[int]:
-        """The numbers of the trials that have not ended."""
-        return {
-            trial.number for trial in self._study.get_trials(deepcopy=False) if not trial.state.is_finished()
-        }
+        """The numbers of the trials that were begun and have not ended."""
+        state = self._optuna.trial.TrialState.RUNNING
+        return {trial.number for trial in self._study.get_trials(deepcopy=False, states=(state,))}
 
     def take(
         self, hold: contextlib.ExitStack, trials: int, begin: Callable[[int, str], Batch]
@@ -160,25 +158,31 @@ class Study:
 
         What `refusal` has something against is given up and drawn again: it never counts.
         """
-        samplers, points, why = self._optuna.samplers, [], None
+        points, why = [], None
         # Seeded by how much was drawn before, so that no two workers draw alike.
-        tpe = samplers.TPESampler(
-            seed=len(self._study.get_trials(deepcopy=False)), multivariate=True, constant_liar=True
-        )
+        seed, samplers = len(self._study.get_trials(deepcopy=False)), self._optuna.samplers
+        tpe = samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        # What was given up teaches TPE nothing, and it might draw the same again and again.
+        chance = samplers.RandomSampler(seed=seed)
         for _ in range(DRAWS):
             shared = {name: points[0].values[name] for name in shaping} if points else {}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-                self._study.sampler = samplers.PartialFixedSampler(shared, tpe)
+                self._study.sampler = samplers.PartialFixedSampler(shared, chance if why else tpe)
             trial = self._study.ask()
             values = {name: trial.suggest_categorical(name, choices) for name, choices in space.items()}
-            twice = any(point.values == values for point in points)
-            if why := "drawn twice for one batch" if twice else refusal(values):
+            if values | shared != values:  # a trial somebody put into the book by hand
+                why = "does not fit its batch"
+            elif any(point.values == values for point in points):
+                why = "drawn twice for one batch"
+            else:
+                why = refusal(values)
+            if why:
                 self.give_up(trial.number, why)
             else:
                 points.append(Point(trial.number, values))
             if len(points) == size:
-                break
+                return points
         if not points:
             raise SableError(f"none of {DRAWS} draws could be used; the last: {why}")
         return points
@@ -270,36 +274,3 @@ def _identify(directory: Path, about: Values) -> str:
                     "choose another --out"
                 )
     return name
-
-
-def _open(optuna: tp.Any, storage: str) -> tp.Any:
-    """Optuna's storage at a URL, or the journal in a file."""
-    try:
-        if "://" in storage:
-            return optuna.storages.get_storage(storage)
-        path = str(Path(storage).expanduser())
-        lock = tp.cast(tp.Any, _Lock(Path(path)))
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
-    except Exception as error:  # whatever a database may say
-        raise SableError(f"cannot use storage {storage}: {' '.join(str(error).split())}") from None
-
-
-class _Lock:
-    """Keeps writers of a journal apart. Unlike Optuna's own locks it ends with its process, however that
-    ends, and takes away a line left half-written, over which every reader would stumble for ever."""
-
-    def __init__(self, journal: Path):
-        self._journal, self._file = journal, None
-
-    def acquire(self) -> bool:
-        self._file = self._journal.with_name(self._journal.name + ".lock").open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        data = self._journal.read_bytes()
-        if data and not data.endswith(b"\n"):
-            with self._journal.open("rb+") as file:
-                file.truncate(data.rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        if self._file is not None:
-            self._file.close()

@@ -10,6 +10,7 @@ any moment; whoever next takes a batch of the study goes on with what it left (`
 
 import dataclasses
 import math
+import shutil
 import typing as tp
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from sable.experiments.tune_view import View
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
+    from sable.training.loop import Result
     from sable.types import PyTree
 
 WARMUP = 0.25
@@ -153,35 +155,46 @@ class _Worker:
 
     def work(self, batch: Batch, view: View) -> int | None:
         """Run a batch from where it stands and tell the study; the signal that interrupted it, if one did."""
+        from sable.training import checkpoint
+
+        told = _Told(self.study, batch, view)
+        view.begin(batch, self.run.total_steps, self.study.tried())
+        result = self._train(batch, told)
+        if result.interrupted is None:
+            if result.summary:  # else no point is left
+                told.end(_absolute(result.summary))
+                runs.finish(batch.directory, result.summary)
+            # With the experience of systems that replay it they are large, and nobody goes on with them.
+            shutil.rmtree(batch.directory / checkpoint.FOLDER, ignore_errors=True)
+        return result.interrupted
+
+    def _train(self, batch: Batch, told: "_Told") -> "Result":
+        """What training the batch left; no summary where it ended early."""
         import jax
 
         from sable import systems
         from sable.training import loop
 
-        run, config = runs.read_config(batch.directory)
+        directory = batch.directory
+        run, config = runs.read_config(directory)
         system = systems.make(run.system, self.env.spec, config)
         hypers = self._hypers(config, batch.points, len(run.seeds) // len(batch.points))
-        view.begin(batch, run.total_steps, self.study.tried())
-        runs.begin(batch.directory)
-        told = _Told(self.study, batch, view)
-        parts = self.env, system, run, config, batch.directory
+        resumed = runs.describe() if (directory / "meta.json").exists() else None
+        runs.begin(directory)
+        if resumed is not None:
+            runs.note_resumption(directory, resumed)
+        parts = self.env, system, run, config, directory
         try:
-            result = loop.train(*parts, resume=True, quiet=True, hypers=hypers, watch=told.watch)
+            return loop.train(*parts, resume=True, quiet=True, hypers=hypers, watch=told.watch)
         except loop.Halted:
             told.end([math.nan] * len(run.seeds))
-            return None
+            return loop.Result(directory, {})
         except jax.errors.JaxRuntimeError as error:
             why = " ".join(str(error).split())[:200]
             told.give_up(why)
             raise SableError(
-                f"{batch.directory} was given up: {why}; fewer --points would need less memory"
+                f"{directory} was given up: {why}; fewer --points would need less memory"
             ) from None
-        if result.summary:  # else interrupted, or every point was pruned
-            halted = result.summary["halted_seeds"]
-            absolute = zip(run.seeds, result.summary["absolute_return"], strict=True)
-            told.end([math.nan if seed in halted else value for seed, value in absolute])
-            runs.finish(batch.directory, result.summary)
-        return result.interrupted
 
     def _configured(self, values: Values) -> SystemConfig:
         """The configuration with those values, checked."""
@@ -225,6 +238,15 @@ class _Worker:
 
         found = {name: [leaves(name, value) for value in values] for name, values in self.space.items()}
         return [name for name, of in found.items() if None not in of and any(x != of[0] for x in of)]
+
+
+def _absolute(summary: Values) -> list[float]:
+    """The absolute metric of every seed, nan for one that halted."""
+    halted = summary["halted_seeds"]
+    return [
+        math.nan if seed in halted else value
+        for seed, value in zip(summary["seeds"], summary["absolute_return"], strict=True)
+    ]
 
 
 class _Told:

@@ -1,5 +1,6 @@
 """What `sable tune` shows while it works: in a terminal a live table, in a pipe a line per finished trial."""
 
+import contextlib
 import math
 import os
 import sys
@@ -48,10 +49,9 @@ class View:
             value = "" if trial.value is None else f" {trial.value:.4g}"
             top = "" if winner is None else f"  best {winner.value:.4g} (trial {winner.number})"
             how = trial.state if trial.state != "complete" else "return"
-            print(
-                f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {in_words(trial.values)}",
-                flush=True,
-            )
+            line = f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {in_words(trial.values)}"
+            with contextlib.suppress(OSError, ValueError):  # a reader that went away must not stop the work
+                print(line, flush=True)
 
     def _render(self) -> tp.Any:
         from rich.console import Group
