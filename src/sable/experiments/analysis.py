@@ -105,7 +105,7 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
     by_task = {name: [] for name in sorted({one.task for one in results.series}, key=_natural)}
     for one in results.series:
         by_task[one.task].append(one)
-    by_suite, notes = defaultdict(list), [*results.notes, *_seed_notes(results.series)]
+    by_suite, notes = defaultdict(list), [*_best_notes(systems), *results.notes, *_seed_notes(results.series)]
     for name, runs in by_task.items():
         by_suite[suite_of(name)].append(_task(name, runs, scores, winners.get(name), notes))
     suites = []
@@ -210,6 +210,15 @@ def _seed_notes(runs: Sequence[Series]) -> list[str]:
     return found + [
         f"{task}: seeds differ: {', '.join(x)}, where most have {usual}" for task, x in unlike.items()
     ]
+
+
+def _best_notes(systems: Sequence[System]) -> list[str]:
+    """What a best is, where there is one."""
+    names = ", ".join(system.name for system in systems if system.best)
+    how = (
+        "with memory or without, whichever has the higher mean on a task, as the paper reports it; chosen by"
+    )
+    return [f"{names}: {how} the same runs it is judged by, which flatters it a little"] if names else []
 
 
 def _absences(systems: Sequence[System], suites: Mapping[str, list[Task]]) -> list[str]:

@@ -79,9 +79,9 @@ def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look) -> No
 
 
 def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[str, Look]) -> None:
-    figure.suptitle(
-        f"{suite.name}, {len(suite.aggregates.compared)} tasks", x=0.02, ha="left", fontweight="bold"
-    )
+    count = len(suite.aggregates.compared)
+    title = f"{suite.name}, {count} task{'s' * (count > 1)}"
+    figure.suptitle(title, x=0.02, ha="left", fontweight="bold")
     names = [name for name in order if name in suite.aggregates.iqm]
     scores, chances, profiles, curves = (
         figure.add_axes(place)

@@ -89,7 +89,8 @@ def aggregates(suite: Suite) -> Table:
         for name, iqm in suite.aggregates.iqm.items()
     ]
     count = len(suite.aggregates.compared)
-    caption = f"{suite.name}, {count} tasks: min-max normalised IQM, and probability of improvement"
+    over = f"{suite.name}, {count} task{'s' * (count > 1)}"
+    caption = f"{over}: min-max normalised IQM, and probability of improvement"
     return Table(caption, ["system", "normalised IQM", f"{leader} beats it"], rows)
 
 

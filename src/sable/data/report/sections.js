@@ -60,20 +60,10 @@ function wins() {
       { class: "small" },
       "A task is won where the chance that a run of the system beats a run of another lies above one half " +
         "with its whole 95 % interval, against every other system (absolute metric). " +
-        (open ? `On ${plural(open, "task")} nobody wins. ` : "") +
-        bestSaid(),
+        (open ? `On ${plural(open, "task")} nobody wins.` : ""),
     ),
     table("Tasks won", fill),
   );
-}
-
-function bestSaid() {
-  const best = data.systems.filter((system) => system.best);
-  return best.length
-    ? `${best.map((system) => system.name).join(", ")}: with memory or without, whichever has the higher ` +
-        "mean on a task, as the paper reports it. It is chosen by the same runs it is judged by, " +
-        "which flatters it a little."
-    : "";
 }
 
 function beside() {
