@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,16 +18,18 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sable
-from sable import settings
+from sable import settings, systems
 from sable.config import SYSTEM_CONFIGS, ActorCriticConfig, field_names
 from sable.errors import SableError
 from sable.experiments import results, runs, trials, tune, tuned
 from sable.experiments.tune_view import View
 from sable.training import loop
+from sable.training.program import make_program
 
 optuna = pytest.importorskip("optuna")
 from optuna.storages.journal import JournalFileBackend  # noqa: E402
@@ -538,12 +541,24 @@ SHAPING["qmix"] = {"batch_size", "replay_size", "mixer_size"}
 
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
-def test_what_is_free_is_what_reaches_the_learner_as_numbers(system):
+def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_program(system):
     run, config = sable.configure("probe/continuous" if "sac" in system else TASK, system=system)
-    space = tune.dimensions(system, config, {})
-    made = tune._Worker(tp.cast(tp.Any, None), run, config, sable.make_env(run.task), space, Path(), 4)
+    env, space = sable.make_env(run.task), tune.dimensions(system, config, {})
+    made = tune._Worker(tp.cast(tp.Any, None), run, config, env, space, Path(), 4)
     assert set(made.shaping) == SHAPING[system]
     assert set(made.free) == space.keys() - SHAPING[system]
+
+    def program(which: int) -> str:
+        config = made._configured({name: space[name][which] for name in made.free})
+        parts = systems.make(system, env.spec, config), run, config
+        functions = make_program(env, *parts)
+
+        def updated(seed, hyper):
+            return functions.unit(functions.start(seed, hyper).run, jnp.int32(1))
+
+        return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(updated)(jnp.uint32(0), parts[0].hyper)))
+
+    assert program(0) == program(-1)
 
 
 def test_a_field_without_effect_or_given_by_hand_is_not_searched():

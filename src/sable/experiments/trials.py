@@ -76,7 +76,7 @@ class Study:
             name = _identify(directory, about)
             self._storage = journal.open_storage(optuna, storage or str(directory / JOURNAL))
             known = [study.study_name for study in optuna.get_all_study_summaries(self._storage)]
-            if name not in known and any(directory.glob("batch-[0-9]*")):
+            if name not in known and self._folders():
                 raise SableError(f"{directory} belongs to another storage; give the --storage it began with")
             # Pruned: what is below the median of the completed trials, once the warm-up is over.
             pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=warmup_steps)
@@ -120,7 +120,7 @@ class Study:
 
     def batches(self) -> list[Batch]:
         """All batches that were begun."""
-        return [_read_batch(path.parent) for path in sorted(self.directory.glob(f"batch-[0-9]*/{POINTS}"))]
+        return [_read_batch(folder) for folder in self._folders() if (folder / POINTS).exists()]
 
     def running(self) -> set[int]:
         """The numbers of the trials that were begun and have not ended."""
@@ -146,8 +146,8 @@ class Study:
             left = trials - sum(trial.finished for trial in self.tried()) - len(in_hands)
             if left <= 0:
                 return None
-            highest = max((int(batch.directory.name.removeprefix("batch-")) for batch in batches), default=-1)
-            batch = begin(left, f"batch-{highest + 1:03d}")
+            number = 1 + _number(batches[-1].directory) if batches else 0
+            batch = begin(left, f"batch-{number:03d}")
             hold.enter_context(runs.claim(batch.directory))
             return batch
 
@@ -214,9 +214,20 @@ class Study:
 
     def _clear(self) -> None:
         """Remove the folder of a batch whose worker ended while it made it."""
-        for directory in self.directory.glob("batch-[0-9]*"):
-            if not (directory / POINTS).exists():
-                shutil.rmtree(directory)
+        for folder in self._folders():
+            if not (folder / POINTS).exists():
+                shutil.rmtree(folder)
+
+    def _folders(self) -> list[Path]:
+        """The folders of batches, in the order in which they were made."""
+        found = self.directory.glob("batch-*")
+        return sorted((path for path in found if _number(path) >= 0), key=_number)
+
+
+def _number(folder: Path) -> int:
+    """The number in a batch's name; -1 for a folder of another name."""
+    digits = folder.name.removeprefix("batch-")
+    return int(digits) if digits.isdecimal() else -1
 
 
 def write_points(batch: Batch) -> None:
