@@ -261,6 +261,26 @@ def test_two_workers_share_a_study(studied, worker, tmp_path):
     assert len(holders) == 2, "one of them did all the work"
 
 
+@pytest.mark.slow
+def test_workers_killed_again_and_again_get_there_in_the_end(studied, worker, tmp_path):
+    """Two at a time, each killed after some seconds, until all is done; then each trial was told once."""
+    random, known = np.random.default_rng(0), {}
+    for _ in range(40):
+        workers = [worker(tmp_path, pause=0.3, trials=8) for _ in range(2)]
+        time.sleep(random.uniform(3, 9))
+        for process in workers:
+            process.kill()
+            process.wait()
+        book = journal(tmp_path)
+        assert all(book[number] == trial for number, trial in known.items()), "a finished trial changed"
+        known = {n: t for n, t in book.items() if t[0] in ("COMPLETE", "PRUNED")}
+        if len(known) == 8:
+            break
+    assert search(tmp_path, trials=8).finished == len(known) == 8
+    numbers = [number for numbers in points_of(folder(tmp_path)).values() for number in numbers]
+    assert sorted(numbers) == sorted(known)
+
+
 def journal(out) -> dict[int, tuple[str, float | None]]:
     """Every trial's state and value, as Optuna alone reads the journal."""
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder(out) / "journal.log")))
@@ -504,7 +524,8 @@ def test_any_storage_of_optuna_will_do(formula, tmp_path):
     assert search(tmp_path, storage=url, trials=6).finished == 6
     assert not (folder(tmp_path) / "journal.log").exists()
     assert "another storage" in refusal(tmp_path)
-    assert "cannot use storage nothing://" in refusal(tmp_path / "other", storage="nothing://at/all")
+    said = refusal(tmp_path / "other", storage="nothing://me:secret@at/all")
+    assert "cannot use storage nothing://at/all" in said and "secret" not in said
 
 
 def test_a_line_for_every_finished_trial(formula, tmp_path, monkeypatch, capsys):
@@ -573,6 +594,8 @@ def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, monkeypatch):
     assert "trials=0" in refusal(tmp_path, trials=0) and "points='4'" in refusal(tmp_path, points="4")
     assert "did you mean 'clip_eps'" in refusal(tmp_path, space={"clip_ep": [1]})
     assert "expected a list" in refusal(tmp_path, space={"clip_eps": 0.1})
+    assert "expected a list" in refusal(tmp_path, space={"policy_layers": [[8], [16]]})
+    assert "total_steps is a setting of the run" in refusal(tmp_path, space={"total_steps": [1, 2]})
     assert "nothing is left" in refusal(tmp_path, space={"num_envs": [4, 8]})
     assert "unknown system 'ipo'" in refusal(tmp_path, system="ipo")
     monkeypatch.setitem(sys.modules, "optuna", None)

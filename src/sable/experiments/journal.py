@@ -1,6 +1,7 @@
 """Where a study's book of trials is kept: in a file that many processes write to, or wherever Optuna can."""
 
 import fcntl
+import re
 import typing as tp
 from pathlib import Path
 
@@ -16,7 +17,8 @@ def open_storage(optuna: tp.Any, storage: str) -> tp.Any:
         lock = tp.cast(tp.Any, _Lock(Path(path)))
         return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
     except Exception as error:  # whatever a database may say
-        raise SableError(f"cannot use storage {storage}: {' '.join(str(error).split())}") from None
+        shown = re.sub("//[^@/]*@", "//", storage)  # nobody's password
+        raise SableError(f"cannot use storage {shown}: {' '.join(str(error).split())}") from None
 
 
 class _Lock:

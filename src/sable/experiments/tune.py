@@ -111,9 +111,15 @@ def dimensions(system: str, config: SystemConfig, given: Values, space: Space | 
             "SEARCH_SPACE = {'learning_rate': [1e-3, 1e-4]}"
         )
     for name, values in space.items():
-        settings.split({name: None}, system)  # refuses unknown names
-        if not isinstance(values, (list, tuple)) or not values:
-            raise SableError(f"search space: {name}={values!r}: expected a list of values")
+        if settings.split({name: None}, system)[0]:  # which refuses unknown names
+            raise SableError(f"search space: {name} is a setting of the run, not of {system}")
+        plain = isinstance(values, (list, tuple)) and all(
+            isinstance(v, (bool, int, float, str)) for v in values
+        )
+        if not plain or not values:
+            raise SableError(
+                f"search space: {name}={values!r}: expected a list of numbers, switches or texts"
+            )
     idle = {name for name, switch in NEEDS.items() if not getattr(config, switch, True)}
     space = {name: list(values) for name, values in space.items() if name not in idle | set(given)}
     if not space:
