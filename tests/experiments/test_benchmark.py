@@ -216,7 +216,9 @@ def test_a_failing_cell_is_named_the_others_go_on_and_it_is_tried_again_next_tim
 
 @pytest.mark.slow
 def test_a_benchmark_killed_at_any_moment_ends_as_one_that_was_not(grid, tmp_path):
-    """Ten kills at random moments, of the benchmark, of its worker, or of both."""
+    """Ten kills at various moments, of the benchmark, of its worker, or of both."""
+    with start(grid) as whole:
+        whole.communicate()
     argv = arguments(tmp_path, total_steps=40_000, num_evaluations=40)
     cells = cells_of(argv)
     moments = iter(range(10))

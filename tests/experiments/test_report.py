@@ -110,6 +110,14 @@ def test_the_page_holds_what_was_concluded(written, make_runs):
     assert curve["low"][0] <= curve["value"][0] <= curve["high"][0]
 
 
+def test_what_runs_took_is_told_with_the_machine(written):
+    (task,) = [t for suite in page_data(written.page)["suites"] for t in suite["tasks"] if t["name"] == LBF]
+    assert task["costs"]["ippo"] == [1_234_567, 2_500_000_000, 4, "cpu"] and len(task["costs"]) == 3
+    folder = written.page.parent
+    assert "| 8x8-2p-2f-coop | 1.23M, 2.50 GB |" in (folder / "report.md").read_text()
+    assert "1.23M, 2.50 GB" in (folder / "tables.tex").read_text()
+
+
 def test_the_best_variant_is_chosen_task_by_task():
     scores = {
         "sable": {"a": [1.0, 3.0], "b": [1.0]},

@@ -217,6 +217,12 @@ def test_the_summary_is_chosen_for_all_tables_at_once(page):
     assert page.get_by_label("Summary of a run").first.input_value() == "mean"
 
 
+def test_what_runs_took_is_in_a_table_with_its_machine(page):
+    first = page.get_by_role("table", name="lbf cost").locator("tbody td").first
+    assert first.inner_text().split("\n") == ["1.23 M steps/s", "2.50 GB"]
+    assert first.get_attribute("title") == "6 seeds on cpu"
+
+
 def test_our_figures_stand_beside_the_papers(page):
     verdicts = page.get_by_role("table", name="Beside the paper", exact=True)
     assert verdicts.locator("tbody tr").count() == 3

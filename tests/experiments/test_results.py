@@ -39,7 +39,7 @@ def make_run(
 def test_finished_runs_below_a_folder_are_read_seed_by_seed(tmp_path):
     make_run(tmp_path, "a", {0: [0.0, 1.0], 1: [0.5, 0.75]}, [1.0, 0.8])
     make_run(tmp_path, "b", {0: [0.0, 0.5]}, [0.5], ActorCriticConfig(memory=True), system="ippo")
-    found, notes = results.read([tmp_path])
+    found, notes, _ = results.read([tmp_path])
     assert notes == []
     assert [(one.system, one.seed, one.absolute) for one in found] == [
         ("ippo memory", "0", 0.5),
@@ -75,7 +75,7 @@ def test_what_does_not_count_is_said_and_never_averaged(tmp_path):
     runs.finish(make_run(tmp_path, "few", {6: [0.1], 7: [0.2]}, []), {"absolute_return": [0.1]})
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text('{"format"')
-    found, notes = results.read([tmp_path])
+    found, notes, _ = results.read([tmp_path])
     assert sorted(one.seed for one in found) == ["0", "5"]
     assert len(notes) == 6 and not any("\n" in note for note in notes)
     expected = [
@@ -93,7 +93,7 @@ def test_what_does_not_count_is_said_and_never_averaged(tmp_path):
 def test_a_seed_that_is_there_twice_counts_once_the_longer_run_of_it(tmp_path):
     make_run(tmp_path, "long", {0: [0.0, 1.0]}, [1.0])
     make_run(tmp_path, "short", {0: [0.3]}, [0.3])
-    found, notes = results.read([tmp_path])
+    found, notes, _ = results.read([tmp_path])
     assert [one.absolute for one in found] == [1.0]
     assert len(notes) == 1 and "twice" in notes[0] and notes[0].endswith("long counts")
 
@@ -101,7 +101,7 @@ def test_a_seed_that_is_there_twice_counts_once_the_longer_run_of_it(tmp_path):
 def test_runs_of_different_lengths_are_pointed_out_and_compared_over_what_they_share(tmp_path):
     make_run(tmp_path, "a", {0: [0.0, 1.0, 2.0, 3.0]}, [1.0])
     make_run(tmp_path, "b", {1: [0.0, 4.0]}, [1.0])
-    found, notes = results.read([tmp_path])
+    found, notes, _ = results.read([tmp_path])
     assert notes == [f"{TASK}: runs of 200 and of 400 steps stand side by side"]
     axes, drawn = series.curves(found, points=3)
     assert axes[TASK].tolist() == [100, 150, 200]
@@ -111,7 +111,7 @@ def test_runs_of_different_lengths_are_pointed_out_and_compared_over_what_they_s
 def test_a_halted_seed_counts_as_it_stood_and_is_named(tmp_path):
     directory = make_run(tmp_path, "a", {0: [0.0, 1.0]}, [1.0])
     runs.finish(directory, {"absolute_return": [1.0], "halted_seeds": [0]})
-    found, notes = results.read([directory])
+    found, notes, _ = results.read([directory])
     assert len(found) == 1 and len(notes) == 1 and "seed 0 halted" in notes[0]
 
 
@@ -147,7 +147,7 @@ def test_other_libraries_files_are_read(tmp_path):
     }
     path = tmp_path / "theirs.json"
     path.write_text(json.dumps({"RWARE": {"tiny-4ag": {"rec_mappo": {"seed_42": blocks, "seed_43": {}}}}}))
-    found, notes = results.read([path])
+    found, notes, _ = results.read([path])
     assert len(notes) == 1 and "seed 43" in notes[0] and "no evaluations" in notes[0]
     (one,) = found
     assert (one.task, one.system, one.seed) == ("RWARE/tiny-4ag", "rec_mappo", "42")

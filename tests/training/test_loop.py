@@ -161,7 +161,7 @@ def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
 
 def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
     """The first seed stands still at a learning rate of 0; the second learns as the whole run's second."""
-    env, system, run, config = parts
+    env, system, _, config = parts
     still = systems.make("sable", env.spec, replace(config, learning_rate=0.0)).hyper
     hypers = jax.tree.map(lambda *leaves: jnp.stack(leaves), still, system.hyper)
     loop.train(*parts, tmp_path, quiet=True, hypers=hypers)

@@ -7,7 +7,7 @@ better of the two on each task stands beside them as a system of its own, "sable
 import re
 import typing as tp
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from sable.errors import SableError
 from sable.experiments import aggregates, paper, series, stats, variants
 from sable.experiments.aggregates import Aggregates
 from sable.experiments.paper import Verdict
-from sable.experiments.results import Results
+from sable.experiments.results import Cost, Results
 from sable.experiments.series import Series
 from sable.experiments.stats import Estimate, Scores
 from sable.experiments.variants import System
@@ -43,6 +43,7 @@ class Task:
     seeds: dict[str, int]  # {system: how many}
     summaries: dict[str, dict[str, Estimate]]  # {summary: {system: mean over seeds}}
     curves: dict[str, Curve]
+    costs: dict[str, Cost]
     winner: str | None
 
 
@@ -107,7 +108,8 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
         by_task[one.task].append(one)
     by_suite, notes = defaultdict(list), [*_best_notes(systems), *results.notes, *_seed_notes(results.series)]
     for name, runs in by_task.items():
-        by_suite[suite_of(name)].append(_task(name, runs, scores, winners.get(name), notes))
+        costs = _costs(cost for cost in results.costs if cost.task == name)
+        by_suite[suite_of(name)].append(_task(name, runs, scores, costs, winners.get(name), notes))
     suites = []
     for name, tasks in by_suite.items():
         here = {task.name: by_task[task.name] for task in tasks}
@@ -144,6 +146,7 @@ def _task(
     name: str,
     runs: Sequence[Series],
     scores: Mapping[str, Mapping[str, Scores]],
+    costs: dict[str, Cost],
     winner: str | None,
     notes: list[str],
 ) -> Task:
@@ -164,8 +167,15 @@ def _task(
             for system in dict.fromkeys(here)
             if (curve := _curve(name, [one for one in runs if one.system == system], notes))
         },
+        costs=costs,
         winner=winner,
     )
+
+
+def _costs(costs: Iterable[Cost]) -> dict[str, Cost]:
+    """By system, of several runs the one with the most seeds."""
+    known = (cost for cost in costs if np.isfinite(cost.steps_per_second))
+    return {cost.system: cost for cost in sorted(known, key=lambda cost: cost.seeds)}
 
 
 def _curve(task: str, runs: Sequence[Series], notes: list[str]) -> Curve | None:

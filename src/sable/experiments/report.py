@@ -136,6 +136,10 @@ def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
             for summary, systems in task.summaries.items()
         },
         "curves": {name: _curve(curve) for name, curve in task.curves.items()},
+        "costs": {
+            name: [round(cost.steps_per_second), round(cost.peak_memory_bytes), cost.seeds, cost.device]
+            for name, cost in task.costs.items()
+        },
     }
 
 

@@ -3,7 +3,7 @@
 import os
 import typing as tp
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,28 +12,43 @@ from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import marl_eval, runs
 from sable.experiments.series import Series
+from sable.training.logging import number
 
 VARIANTS = ("memory", "rms_norm", "swiglu")
 """Switches that make another system of a system; where one is not at its default, the name says so."""
 
 
+class Cost(tp.NamedTuple):
+    """What a run took. Memory is the device's, on a CPU the process's."""
+
+    task: str
+    system: str
+    seeds: int
+    device: str
+    steps_per_second: float
+    peak_memory_bytes: float
+
+
 class Results(tp.NamedTuple):
-    """Series to draw conclusions from, and what a reader of the conclusions must know."""
+    """Series to draw conclusions from, what a reader of the conclusions must know, and what our runs took."""
 
     series: list[Series]
     notes: list[str]
+    costs: Sequence[Cost] = ()
 
 
 def read(paths: Iterable[str | Path]) -> Results:
     """All finished runs in or below these folders, and in these marl-eval JSON files."""
     found: dict[tuple[str, str, str], Series] = {}
     notes: list[str] = []
+    costs: list[Cost] = []
     for place in (place for path in paths for place in _places(Path(path))):
         try:
             series, said = (marl_eval.read(place), []) if place.is_file() else read_run(place)
         except SableError as error:
             series, said = [], [f"{place}: left out: {error}"]
         notes += said
+        costs += [read_cost(place)] if series and place.is_dir() else []
         for one in series:
             whose = f"seed {one.seed} of {one.system} on {one.task}"
             if problem := one.problem():
@@ -44,7 +59,7 @@ def read(paths: Iterable[str | Path]) -> Results:
             if before is not one:
                 both = f"in {before.source} and {place}"
                 notes.append(f"{whose} is there twice, {both}; {found[key].source} counts")
-    return Results(list(found.values()), notes + _unequal(found.values()))
+    return Results(list(found.values()), notes + _unequal(found.values()), costs)
 
 
 def read_run(directory: Path) -> tuple[list[Series], list[str]]:
@@ -67,6 +82,20 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
     ]
 
 
+def read_cost(directory: Path) -> Cost:
+    """What a finished run took; nan where it does not say."""
+    run, config = runs.read_config(directory)
+    summary, device = runs.read_summary(directory), runs.read_meta(directory).get("device")
+    return Cost(
+        run.task,
+        run.label or variant(run.system, config),
+        len(run.seeds),
+        str(device.get("kind", "")) if isinstance(device, dict) else "",
+        number(summary.get("steps_per_second")),
+        number(summary.get("peak_memory_bytes")),
+    )
+
+
 def export(directory: Path, summary: dict[str, tp.Any]) -> None:
     """Write the marl_eval.json of a run that ended with this summary."""
     series = _series(directory, *runs.read_config(directory), runs.read_metrics(directory), summary)
@@ -87,7 +116,7 @@ def _series(
     for seed, absolute in zip(run.seeds, absolutes, strict=True):
         own = [row for row in rows if row["seed"] == seed]
         steps, returns, seconds = (
-            np.array([_number(row.get(name)) for row in own])
+            np.array([number(row.get(name)) for row in own])
             for name in ("env_steps", "evaluation/return", "wall_seconds")
         )
         series.append(
@@ -98,7 +127,7 @@ def _series(
                 steps=steps,
                 returns=returns,
                 seconds=seconds,
-                absolute=_number(absolute),
+                absolute=number(absolute),
                 source=directory,
             )
         )
@@ -137,8 +166,3 @@ def _unequal(series: Iterable[Series]) -> list[str]:
         for task, steps in ends.items()
         if max(steps) > 1.05 * min(steps)
     ]
-
-
-def _number(value: tp.Any) -> float:
-    """A number from JSON; nan for null."""
-    return float("nan") if value is None else float(value)

@@ -136,16 +136,14 @@ def _locked(file: tp.IO, patience: float = 0.0) -> bool:
 
 def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
     """Add to meta.json where and with what (see `describe`) the run was resumed."""
-    meta = _read_object(directory / "meta.json")
+    meta = read_meta(directory)
     write_json(directory / "meta.json", meta | {"resumed": [*meta.get("resumed", []), circumstances]})
 
 
 def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
     """Write the time the run took into meta.json, and summary.json, which makes the run a finished one."""
-    meta = _read_object(directory / "meta.json") if (directory / "meta.json").exists() else {}
-    write_json(
-        directory / "meta.json", meta | {"finished": _now(), "wall_seconds": summary.get("wall_seconds")}
-    )
+    took = {"finished": _now(), "wall_seconds": summary.get("wall_seconds")}
+    write_json(directory / "meta.json", read_meta(directory) | took)
     write_json(directory / "summary.json", summary)
 
 
@@ -183,6 +181,11 @@ def read_summary(directory: Path) -> dict[str, tp.Any]:
             f"{directory} has no summary.json: the run has not finished; go on with --resume {directory}"
         )
     return _read_object(directory / "summary.json")
+
+
+def read_meta(directory: Path) -> dict[str, tp.Any]:
+    """Where and with what the run ran; nothing where it does not say."""
+    return _read_object(directory / "meta.json") if (directory / "meta.json").is_file() else {}
 
 
 def write_json(path: Path, data: tp.Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from sable.experiments import stats
 from sable.experiments.analysis import MAIN, Analysis, Suite, Task
 from sable.experiments.looks import decimals, interval, number
+from sable.experiments.results import Cost
 from sable.experiments.stats import Estimate
 
 _LATEX = {
@@ -55,7 +56,7 @@ def markdown(analysis: Analysis, names: dict[str, str]) -> str:
                 f"![{_escaped(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
             ]
         parts += [_markdown(scores(suite, summary)) for summary in stats.SUMMARIES]
-        parts += [_markdown(table) for table in beside(analysis, suite)]
+        parts += [_markdown(table) for table in [*beside(analysis, suite), *costs(suite)]]
         parts += [f"![{_escaped(task.name)}](figures/{names[task.name]}.svg)" for task in suite.tasks]
     return "\n\n".join(parts) + "\n"
 
@@ -64,7 +65,7 @@ def latex(analysis: Analysis) -> str:
     """All tables in LaTeX."""
     parts = [[wins(analysis), *verdicts(analysis)]]
     for suite in analysis.suites:
-        own = [scores(suite, summary) for summary in stats.SUMMARIES] + beside(analysis, suite)
+        own = [scores(suite, s) for s in stats.SUMMARIES] + beside(analysis, suite) + costs(suite)
         parts.append([aggregates(suite), *own] if suite.aggregates.iqm else own)
     # LaTeX holds only so many tables back before it must place them.
     return _PREAMBLE + "\\clearpage\n".join("\n".join(map(_latex, tables)) for tables in parts)
@@ -109,6 +110,30 @@ def scores(suite: Suite, summary: str) -> Table:
 
     caption = f"{suite.name}: {LONG[summary]}, mean over seeds with 95 % bootstrap intervals"
     return Table(caption, ["task", *systems], [row(task) for task in suite.tasks])
+
+
+def costs(suite: Suite) -> list[Table]:
+    """What the runs of a suite took, where they say."""
+    systems = list(dict.fromkeys(name for task in suite.tasks for name in task.costs))
+
+    def row(task: Task) -> list[str]:
+        found = (task.costs.get(name) for name in systems)
+        return [_short(task.name), *(f"{short(c.steps_per_second)}, {memory(c)}" if c else "" for c in found)]
+
+    devices = dict.fromkeys(c.device for task in suite.tasks for c in task.costs.values())
+    caption = f"{suite.name}: environment steps of all seeds a second, and peak memory ({', '.join(devices)})"
+    return [Table(caption, ["task", *systems], [row(t) for t in suite.tasks if t.costs])] if systems else []
+
+
+def memory(cost: Cost) -> str:
+    """The most memory in use, in words."""
+    return f"{cost.peak_memory_bytes / 1e9:.2f} GB"
+
+
+def short(value: float) -> str:
+    """A large number in few signs: 1,234,567 is 1.23M."""
+    size = next((k for k in (2, 1) if value >= 1000**k), 0)
+    return f"{value / 1000**size:.3g}{('', 'k', 'M')[size]}"
 
 
 def beside(analysis: Analysis, suite: Suite) -> list[Table]:

@@ -41,6 +41,50 @@ function scores(suite) {
   ];
 }
 
+/** What the runs of a suite took, where they say. */
+function costs(suite) {
+  const known = suite.tasks.filter((task) => Object.keys(task.costs).length);
+  if (!known.length) return [];
+  const present = data.systems.filter((system) => known.some((task) => system.name in task.costs));
+  const devices = new Set(known.flatMap((task) => Object.values(task.costs).map((cost) => cost[3])));
+  const fill = () => [
+    header(make("th", { scope: "col" }, "Task"), present.filter((s) => shown(s.name)).map(column)),
+    make(
+      "tbody",
+      {},
+      known.map((task) =>
+        make(
+          "tr",
+          {},
+          row(tail(task.name)),
+          present
+            .filter((s) => shown(s.name))
+            .map(({ name }) => {
+              if (!task.costs[name]) return make("td", { class: "none" }, "–");
+              const [pace, memory, seeds, device] = task.costs[name];
+              return make(
+                "td",
+                { title: `${plural(seeds, "seed")} on ${device}` },
+                `${short(pace)} steps/s`,
+                make("small", {}, `${format(memory / 1e9, 2)} GB`),
+              );
+            }),
+        ),
+      ),
+    ),
+  ];
+  return [
+    make("h3", {}, "Cost"),
+    make(
+      "p",
+      { class: "small" },
+      "Environment steps of all seeds a second while training, and the most memory in use, of the device or, " +
+        `on a CPU, of the process. Measured on: ${[...devices].join(", ")}.`,
+    ),
+    table(`${suite.name} cost`, fill),
+  ];
+}
+
 function aggregates(suite) {
   if (!suite.leader) return null;
   const known = (found) => data.systems.filter((system) => shown(system.name) && system.name in found);
@@ -155,5 +199,6 @@ function section(suite, k) {
     scores(suite),
     besideTasks(suite),
     curves(suite),
+    costs(suite),
   );
 }
