@@ -139,18 +139,21 @@ def test_runs_survive_marl_evals_json(tmp_path):
 
 
 def test_other_libraries_files_are_read(tmp_path):
-    """Steps out of order, several episodes an evaluation, another name for the return, a run without one."""
+    """Steps out of order, several episodes an evaluation, another name for the return and for the
+    suite, a run without a return."""
     blocks = {
         "step_1": {"step_count": 20, "elapsed_time": 2.0, "mean_episode_return": [1.0, 3.0]},
         "step_0": {"step_count": 10, "elapsed_time": 1.0, "mean_episode_return": [0.0, 1.0]},
         "absolute_metrics": {"mean_episode_return": [2.0, 4.0]},
     }
     path = tmp_path / "theirs.json"
-    path.write_text(json.dumps({"RWARE": {"tiny-4ag": {"rec_mappo": {"seed_42": blocks, "seed_43": {}}}}}))
+    path.write_text(
+        json.dumps({"RobotWarehouse": {"tiny-4ag": {"rec_mappo": {"seed_42": blocks, "seed_43": {}}}}})
+    )
     found, notes, _ = results.read([path])
     assert len(notes) == 1 and "seed 43" in notes[0] and "no evaluations" in notes[0]
     (one,) = found
-    assert (one.task, one.system, one.seed) == ("RWARE/tiny-4ag", "rec_mappo", "42")
+    assert (one.task, one.system, one.seed) == ("rware/tiny-4ag", "rec_mappo", "42")
     assert (one.steps.tolist(), one.returns.tolist(), one.absolute) == ([10, 20], [0.5, 2.0], 3.0)
 
 

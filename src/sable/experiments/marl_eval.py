@@ -17,6 +17,10 @@ from sable.experiments.series import Series
 RETURNS = ("return", "mean_episode_return", "episode_return")
 """What the metric we compare is called, here and elsewhere."""
 
+SUITES = {"robotwarehouse": "rware", "levelbasedforaging": "lbf", "maconnector": "connector"}
+SUITES |= {name: name for name in ("rware", "lbf", "connector", "smax", "mpe", "mabrax", "neom")}
+"""Our names of suites, by what others call them, in small letters."""
+
 
 def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
     """The series as the schema wants them."""
@@ -38,7 +42,7 @@ def read(path: Path) -> list[Series]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return [
-            _series(blocks, task=f"{suite}/{task}", system=system, seed=run, source=path)
+            _series(blocks, f"{SUITES.get(suite.lower(), suite)}/{task}", system, seed=run, source=path)
             for suite, tasks in data.items()
             for task, systems in tasks.items()
             for system, runs in systems.items()
@@ -48,7 +52,7 @@ def read(path: Path) -> list[Series]:
         raise SableError(f"{path} is not a marl-eval JSON file: {type(error).__name__}: {error}") from None
 
 
-def _series(blocks: dict[str, tp.Any], *, task: str, system: str, seed: str, source: Path) -> Series:
+def _series(blocks: dict[str, tp.Any], task: str, system: str, *, seed: str, source: Path) -> Series:
     steps = sorted(
         (block for name, block in blocks.items() if name.startswith("step_")), key=lambda b: b["step_count"]
     )
