@@ -432,6 +432,23 @@ def test_what_others_are_at_is_left_to_them(formula, tmp_path):
     assert search(tmp_path, trials=3).finished == 3
 
 
+def test_a_batch_that_ends_while_it_is_looked_at_is_not_taken_over(formula, tmp_path, monkeypatch):
+    with pytest.raises(Killed):
+        formula_killed_in(tmp_path)
+    other = trials.Study(folder(tmp_path), about(SPACE), None, warmup_steps=32)
+
+    def claimed(directory):
+        for number in points_of(folder(tmp_path))[directory.name]:
+            other.complete(number, 1.0)
+        return False
+
+    monkeypatch.setattr(runs, "claimed", claimed)
+    trained = list(formula)
+    assert search(tmp_path, trials=2).finished == 2 and formula == trained
+    with runs.claim(folder(tmp_path) / "batch-000"):
+        pass
+
+
 def formula_killed_in(out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune.View, "evaluated", lambda *_: (_ for _ in ()).throw(Killed))

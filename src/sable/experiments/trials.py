@@ -134,16 +134,19 @@ class Study:
         new one of `begin(most trials, name)`; None where all `trials` are done or in other hands."""
         with self.held():
             self._clear()
-            batches, running = self.batches(), self.running()
+            batches = self.batches()
             for batch in batches:
-                unfinished = any(point.number in running for point in batch.points)
-                if unfinished and not runs.claimed(batch.directory):
+                if self._unfinished(batch) and not runs.claimed(batch.directory):
                     hold.enter_context(runs.claim(batch.directory))
-                    return batch
+                    if self._unfinished(batch):
+                        return batch
+                    hold.close()  # its worker was just about to end it
+            tried = self.tried()
+            running = {trial.number for trial in tried if trial.state == "running"}
             in_hands = running & {point.number for batch in batches for point in batch.points}
             for number in running - in_hands:
                 self.give_up(number, "its worker ended before it began")
-            left = trials - sum(trial.finished for trial in self.tried()) - len(in_hands)
+            left = trials - sum(trial.finished for trial in tried) - len(in_hands)
             if left <= 0:
                 return None
             number = 1 + _number(batches[-1].directory) if batches else 0
@@ -211,6 +214,9 @@ class Study:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
         self._storage.set_trial_user_attr(trial_id, "note", note)
         self._study.tell(number, state=state)
+
+    def _unfinished(self, batch: Batch) -> bool:
+        return not self.running().isdisjoint(point.number for point in batch.points)
 
     def _clear(self) -> None:
         """Remove the folder of a batch whose worker ended while it made it."""
