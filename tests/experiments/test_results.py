@@ -147,7 +147,8 @@ def test_other_libraries_files_are_read(tmp_path):
         "absolute_metrics": {"mean_episode_return": [2.0, 4.0]},
     }
     path = tmp_path / "theirs.json"
-    path.write_text(
+    seeds = {"seed_42": blocks, "seed_43": {}}
+    path.write_text(json.dumps({"RobotWarehouse": {"tiny-4ag": {"rec_mappo": seeds}}}))
         json.dumps({"RobotWarehouse": {"tiny-4ag": {"rec_mappo": {"seed_42": blocks, "seed_43": {}}}}})
     )
     found, notes, _ = results.read([path])
