@@ -149,8 +149,6 @@ def test_other_libraries_files_are_read(tmp_path):
     path = tmp_path / "theirs.json"
     seeds = {"seed_42": blocks, "seed_43": {}}
     path.write_text(json.dumps({"RobotWarehouse": {"tiny-4ag": {"rec_mappo": seeds}}}))
-        json.dumps({"RobotWarehouse": {"tiny-4ag": {"rec_mappo": {"seed_42": blocks, "seed_43": {}}}}})
-    )
     found, notes, _ = results.read([path])
     assert len(notes) == 1 and "seed 43" in notes[0] and "no evaluations" in notes[0]
     (one,) = found
