@@ -26,7 +26,7 @@ import sable
 from sable import settings, systems
 from sable.config import SYSTEM_CONFIGS, ActorCriticConfig, field_names
 from sable.errors import SableError
-from sable.experiments import results, runs, trials, tune, tuned
+from sable.experiments import batches, results, runs, trials, tune, tuned
 from sable.experiments.tune_view import View
 from sable.training import loop
 from sable.training.program import make_program
@@ -251,13 +251,13 @@ def test_two_workers_share_a_study(studied, worker, tmp_path):
     workers = [worker(tmp_path, pause=0.3, trials=6) for _ in range(2)]
     for process in workers:
         assert process.wait(timeout=240) == 0, process.stderr.read()
-    batches = points_of(folder(tmp_path))
-    numbers = [number for numbers in batches.values() for number in numbers]
+    shares = points_of(folder(tmp_path))
+    numbers = [number for numbers in shares.values() for number in numbers]
     assert len(set(numbers)) == len(numbers) == 6
     counted = {number for number, (state, _) in journal(tmp_path).items() if state != "FAIL"}
     assert counted == set(numbers)
     assert {int(row["trial"]) for row in table(folder(tmp_path)) if row["state"] == "complete"} == counted
-    holders = {runs.holder(folder(tmp_path) / name) for name in batches}
+    holders = {runs.holder(folder(tmp_path) / name) for name in shares}
     assert len(holders) == 2, "one of them did all the work"
 
 
@@ -413,7 +413,7 @@ def test_a_worker_killed_while_it_makes_a_batch_leaves_trials_that_do_not_count(
     formula, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "write_points", lambda batch: (_ for _ in ()).throw(Killed))
+        patch.setattr(batches, "write_points", lambda batch: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             search(tmp_path)
     assert {state for state, _ in journal(tmp_path).values()} == {"RUNNING"}
@@ -462,7 +462,7 @@ def test_points_below_the_median_are_pruned_and_a_batch_without_any_left_ends(fo
     study = trials.Study(folder(tmp_path), about(space), None, warmup_steps=32)
     worse, other = study.draw(2, space, ["num_epochs"], lambda values: None)
     batch = trials.Batch(folder(tmp_path) / "batch-001", [worse, other])
-    told = tune._Told(study, batch, tune.View("", 8, quiet=True))
+    told = batches.Told(study, batch, tune.View("", 8, quiet=True))
     assert not told.watch(16, [-9.0, -9.0]), "pruned before the warm-up was over"
     assert not told.watch(32, [-9.0, 9.0]) and study.running() == {other.number}
     assert not told.watch(64, [9.0, math.nan]), "nothing is said of what is not finite"
@@ -581,8 +581,8 @@ SHAPING["qmix"] = {"batch_size", "replay_size", "mixer_size"}
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_program(system):
     run, config = sable.configure("probe/continuous" if "sac" in system else TASK, system=system)
-    env, space = sable.make_env(run.task), tune.dimensions(system, config, {})
-    made = tune._Worker(tp.cast(tp.Any, None), run, config, env, space, Path(), 4)
+    env, space = sable.make_env(run.task), tune.dimensions(system, config)
+    made = batches.Worker(tp.cast(tp.Any, None), run, config, env, space, Path(), 4)
     assert set(made.shaping) == SHAPING[system]
     assert set(made.free) == space.keys() - SHAPING[system]
 
@@ -602,8 +602,8 @@ def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_prog
 def test_a_field_without_effect_or_given_by_hand_is_not_searched():
     for memory in (True, False):
         config = sable.configure(TASK, system="ippo", memory=memory)[1]
-        assert ("recurrent_chunk" in tune.dimensions("ippo", config, {})) == memory
-    space = tune.dimensions("ippo", sable.configure(TASK, system="ippo")[1], {"clip_eps": 0.1})
+        assert ("recurrent_chunk" in tune.dimensions("ippo", config)) == memory
+    space = tune.dimensions("ippo", sable.configure(TASK, system="ippo")[1], ["clip_eps"])
     assert "clip_eps" not in space and "num_epochs" in space
 
 
@@ -625,8 +625,8 @@ def test_a_system_of_ones_own_is_tuned_if_it_says_where_to_search(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "quiet_one.py").write_text(code)
     (tmp_path / "open_one.py").write_text(code + "SEARCH_SPACE = {'clip_eps': [0.1, 0.2]}")
-    assert "'quiet_one' has no search space" in refusal_of(lambda: tune.dimensions("quiet_one", CONFIG, {}))
-    assert tune.dimensions("open_one", CONFIG, {}) == {"clip_eps": [0.1, 0.2]}
+    assert "'quiet_one' has no search space" in refusal_of(lambda: tune.dimensions("quiet_one", CONFIG))
+    assert tune.dimensions("open_one", CONFIG) == {"clip_eps": [0.1, 0.2]}
 
 
 def refusal_of(call) -> str:

@@ -13,11 +13,11 @@ from sable.training.logging import write_atomically
 _COLOUR, _PALE = "#0b7285", "#a9c9d0"
 
 
-def write(directory: Path, task: str, system: str, given: Values, space: Space, tried: list[Tried]) -> None:
-    """Write all three for the trials there are; `given` are the values the study was asked to keep."""
+def write(directory: Path, task: str, system: str, kept: Values, space: Space, tried: list[Tried]) -> None:
+    """Write all three for the trials there are; `kept` are values that all trials had, other than usual."""
     write_atomically(directory / "trials.csv", _table(space, tried).encode())
     if (winner := best(tried)) is not None:
-        write_atomically(directory / "recipe.toml", recipe(task, system, given, winner, tried).encode())
+        write_atomically(directory / "recipe.toml", recipe(task, system, kept, winner, tried).encode())
         write_atomically(directory / "study.png", _picture(f"{system} on {task}", space, tried))
 
 
@@ -27,7 +27,7 @@ def best(tried: Sequence[Tried]) -> Tried | None:
     return max(completed, key=lambda trial: trial.value or 0.0, default=None)
 
 
-def recipe(task: str, system: str, given: Values, winner: Tried, tried: Sequence[Tried]) -> str:
+def recipe(task: str, system: str, kept: Values, winner: Tried, tried: Sequence[Tried]) -> str:
     """The winner's values as a table that `recipe=` and recipes/*.toml read."""
     finished = sum(trial.finished for trial in tried)
     lines = [
@@ -35,7 +35,7 @@ def recipe(task: str, system: str, given: Values, winner: Tried, tried: Sequence
         f"# Use it: sable train {task} --system {system} --recipe recipe.toml",
         "",
         f"[{json.dumps(task)}]",
-        *(f"{name} = {json.dumps(value)}" for name, value in {**given, **winner.values}.items()),
+        *(f"{name} = {json.dumps(value)}" for name, value in {**kept, **winner.values}.items()),
     ]
     return "\n".join(lines) + "\n"
 
