@@ -65,6 +65,7 @@ def train(
         _refuse_beside_resume([*(key for key, present in given.items() if present), *fields])
         directory = runs.find(resume)
         run, config = runs.read_config(directory)
+        runs.refuse_batch(directory)
         return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported

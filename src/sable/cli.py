@@ -175,6 +175,8 @@ def _tune(argv: Argv) -> int:
     if outcome.interrupted is not None:
         print("sable: interrupted; the same command goes on from here", file=sys.stderr)
         return 128 + outcome.interrupted
+    if not given.get("quiet") and outcome.finished < given.get("trials", 40):
+        print(f"{outcome.finished} trials have finished; the rest are with other workers")
     if not given.get("quiet") and outcome.best is not None:
         best = {"trial": outcome.best.number, "absolute_return": outcome.best.value, **outcome.best.values}
         print(f"{_results(best)}\n{outcome.directory / 'recipe.toml'}")

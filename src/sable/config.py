@@ -102,6 +102,9 @@ class SableConfig(PPOConfig):
     """Remember the whole episode; without it every time step stands alone."""
     agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
     """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
+    decoding: tp.Literal["scan", "parallel"] = "scan"
+    """How a team decides: agent by agent, or all at once, again and again until no action changes. Both
+    sample the same; which is faster depends on the team, the policy and the machine."""
     chunk_size: int = 0
     """Time steps that learning with memory takes at once. Changes speed and memory use, never what is learnt;
     0: what suits the sizes."""

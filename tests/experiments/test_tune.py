@@ -133,6 +133,9 @@ def test_a_batch_is_not_taken_for_a_run_of_the_system(studied):
     found = results.read([out])
     assert not found.series and all("tuning study" in note for note in found.notes)
     assert len(found.notes) == len(points_of(outcome.directory))
+    batch = next(out.rglob("points.json")).parent
+    with pytest.raises(SableError, match="is a batch of a study"):
+        sable.train(resume=batch)
 
 
 def test_of_a_finished_batch_curves_and_summary_are_kept_and_checkpoints_are_not(studied):

@@ -18,6 +18,7 @@ from sable.cli import main
 from sable.config import ActorCriticConfig, RunConfig, SableConfig, field_names, system_config
 from sable.envs.probes import PROBES
 from sable.errors import SableError
+from sable.experiments import runs
 from sable.ops import tree
 from sable.training import checkpoint, loop
 from sable.training import program as programs
@@ -315,6 +316,7 @@ def test_resuming_from_a_damaged_checkpoint_is_one_line_and_touches_nothing(whol
     directory = tmp_path / "run"
     shutil.copytree(whole.directory, directory)
     (directory / "config.json").write_text(settings.to_json(RUN, CONFIG))
+    runs.begin(directory)
     newest = max((directory / checkpoint.FOLDER).iterdir())
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     damaged = bytearray(victim.read_bytes())

@@ -160,6 +160,12 @@ def find(path: str | Path) -> Path:
     return directory
 
 
+def refuse_batch(directory: Path) -> None:
+    """Refuse a run whose seeds are trials of a study, with settings of their own."""
+    if (directory / "points.json").exists():
+        raise SableError(f"{directory} is a batch of a study: the command that began it, sable tune, goes on")
+
+
 def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
     """What the run was asked to do."""
     data = _read_object(find(directory) / "config.json")
@@ -210,7 +216,9 @@ def describe() -> dict[str, tp.Any]:
     """Where and with what this process runs: what bit-exactness depends on, and what a reader will ask."""
     return {
         "started": _now(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": re.sub(
+            "//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        ),  # no password of a storage
         "git": _git(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),

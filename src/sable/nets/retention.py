@@ -67,6 +67,16 @@ class MultiScaleRetention(nn.Module):
         out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
         return self._finish(out, gate), memory
 
+    def team(
+        self, query: Float[Array, "B N E"], key: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B H d d"]]:
+        """All agents of a timestep whose decay (`open`) is already done, each seeing those before it."""
+        q, k, v, gate = self._project(query, key)
+        # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
+        out = retention.within(q[None], k[None], v[None], causal=True)[0]
+        out = out + jnp.einsum("bnhi,bhij->bnhj", q, memory)
+        return self._finish(out, gate), memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
+
     def token(
         self, query: Float[Array, "B E"], key: Float[Array, "B E"], memory: Float[Array, "B H d d"]
     ) -> tuple[Float[Array, "B E"], Float[Array, "B H d d"]]:

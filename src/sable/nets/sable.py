@@ -83,6 +83,17 @@ class DecoderBlock(nn.Module):
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
         return self._finish(encoded, out)
 
+    def timestep(self, x, encoded, time, memory):
+        """All agents of a timestep whose decay (`open`) is already done; to the last bit, no agent sees a
+        later one."""
+        here = x + time
+        out, self_memory = self.self_retention.team(here, here, memory.decoder_self)
+        r = self.norms[0](x + out)
+        out, cross_memory = self.cross_retention.team(encoded + time, r + time, memory.decoder_cross)
+        return self._finish(encoded, out), replace(
+            memory, decoder_self=self_memory, decoder_cross=cross_memory
+        )
+
     def token(self, x, encoded, time, memory):
         out, self_memory = self.self_retention.token(x + time, x + time, memory.decoder_self)
         r = self.norms[0](x + out)
@@ -178,6 +189,21 @@ class Sable(nn.Module):
         x, new = self.embed_action(previous), []
         for block, past in zip(self.decoder, memory, strict=True):
             x, past = block.token(x, encoded, clock, past)
+            new.append(past)
+        return self.policy_head(x, legal), tuple(new)
+
+    def decode_all(
+        self,
+        encoded: Float[Array, "B N E"],
+        legal: Bool[Array, "B N A"],
+        clock: Float[Array, "B _"],
+        tokens: Array,  # what each agent is told of the one before
+        memory: Memory,
+    ) -> tuple[Distribution, Memory]:
+        """`decode` for all agents of a timestep at once, were these their tokens."""
+        x, new = self.embed_action(tokens), []
+        for block, past in zip(self.decoder, memory, strict=True):
+            x, past = block.timestep(x, encoded, clock[:, None], past)
             new.append(past)
         return self.policy_head(x, legal), tuple(new)
 

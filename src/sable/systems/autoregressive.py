@@ -12,7 +12,7 @@ from jax import Array
 
 from sable.nets.mat import MAT
 from sable.nets.sable import Sable
-from sable.nets.tokens import next_token, start_token
+from sable.nets.tokens import next_token, previous_tokens, start_token
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
@@ -54,16 +54,28 @@ def init(net: Net, key: Array) -> PyTree:
 def act(
     net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array
 ) -> Decision:
-    """One decision for the whole team: all agents encoded at once, then decoded in `order`, one by one."""
+    """One decision for the whole team: all agents encoded at once, then decoded in `order`."""
     view, legal = observation.view[:, order], observation.legal[:, order]
     num_envs, time = view.shape[0], observation.time
     encoded, values, memory = _apply(net, params, net.encode, view, time, order, memory)
     size = net.spec.num_actions or net.spec.action_size
-    noise = (Categorical if net.spec.discrete else TanhNormal).noise(
-        key, (net.spec.num_agents, num_envs, size)
-    )
+    kind = Categorical if net.spec.discrete else TanhNormal
+    noise = kind.noise(key, (num_envs, net.spec.num_agents, size))
+    opened = _apply(net, params, net.open, memory, num_envs)
+    given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
+    if isinstance(net, Sable) and net.config.decoding == "parallel":
+        told, acted = decode_at_once(net, *given)
+    else:
+        told, acted = decode_in_turn(net, *given)
+    raw, action, log_prob = (_natural(x, order, axis=1) for x in acted)
+    extras = ppo.Acted(raw=raw, log_prob=log_prob, value=_natural(values, order, axis=1))
+    return Decision(action=action, memory=told if memory else (), extras=extras)
 
-    clock = _apply(net, params, net.clock, time)
+
+def decode_in_turn(
+    net: Net, params: PyTree, encoded: Array, legal: Array, clock: Array, noise: Array, memory: PyTree
+) -> tuple[PyTree, tuple[Array, Array, Array]]:
+    """(the memory after, (raw, action, log_prob) of all agents [B, N]), decided one after another."""
 
     def agent(carry, now):
         told, previous = carry
@@ -74,14 +86,41 @@ def act(
         return (told, previous), (raw, distribution.scale(raw), distribution.log_prob(raw))
 
     start = start_token(net.spec)
-    start = jnp.broadcast_to(start, (num_envs, *start.shape))
-    opened = _apply(net, params, net.open, memory, num_envs)
-    in_turn = jax.tree.map(lambda x: x.swapaxes(0, 1), (encoded, legal))
-    (told, _), acted = jax.lax.scan(agent, (opened, start), (*in_turn, noise))
+    start = jnp.broadcast_to(start, (encoded.shape[0], *start.shape))
+    in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, noise))
+    (told, _), acted = jax.lax.scan(agent, (memory, start), in_turn)
+    return told, jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
 
-    raw, action, log_prob = (_natural(x.swapaxes(0, 1), order, axis=1) for x in acted)
-    extras = ppo.Acted(raw=raw, log_prob=log_prob, value=_natural(values, order, axis=1))
-    return Decision(action=action, memory=told if memory else (), extras=extras)
+
+def decode_at_once(
+    net: Sable, params: PyTree, encoded: Array, legal: Array, clock: Array, noise: Array, memory: PyTree
+) -> tuple[PyTree, tuple[Array, Array, Array]]:
+    """What `decode_in_turn` gives, to rounding: all agents decide at once, given guesses of what the others
+    do, until the guesses come true.
+
+    The noise is drawn beforehand, so what an agent does follows from what those before it do. A round in
+    which nothing changes has found just what deciding in turn finds. Since no agent sees a later one, each
+    round settles one agent more at least.
+    """
+
+    def decide(raw):
+        squashed = raw if net.spec.discrete else jnp.tanh(raw)
+        tokens = previous_tokens(net.spec, squashed[None])[0]
+        distribution, told = _apply(net, params, net.decode_all, encoded, legal, clock, tokens, memory)
+        raw = distribution.sample_with(noise)
+        return told, (raw, distribution.scale(raw), distribution.log_prob(raw))
+
+    def unsettled(state):
+        guess, (_, (raw, _, _)), rounds = state
+        return (guess != raw).any() & (rounds <= net.spec.num_agents)
+
+    def again(state):
+        _, (_, (raw, _, _)), rounds = state
+        return raw, decide(raw), rounds + 1
+
+    guess = jnp.zeros(noise.shape[:2], jnp.int32) if net.spec.discrete else jnp.zeros_like(noise)
+    _, decided, _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
+    return decided
 
 
 def value(net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:
