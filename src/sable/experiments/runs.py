@@ -216,7 +216,8 @@ def describe() -> dict[str, tp.Any]:
     """Where and with what this process runs: what bit-exactness depends on, and what a reader will ask."""
     return {
         "started": _now(),
-        "command": re.sub(
+        # Without the password that the address of a tuning storage may hold.
+        "command": re.sub("//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
             "//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         ),  # no password of a storage
         "git": _git(),
