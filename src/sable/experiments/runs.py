@@ -218,8 +218,6 @@ def describe() -> dict[str, tp.Any]:
         "started": _now(),
         # Without the password that the address of a tuning storage may hold.
         "command": re.sub("//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
-            "//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        ),  # no password of a storage
         "git": _git(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
