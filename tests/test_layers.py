@@ -17,8 +17,9 @@ ALLOWED = {
     "flags": {"errors"},
     "ops": {"types"},
     "envs": {"types", "errors"},
-    "nets": {"types", "config", "ops"},
-    "systems": {"types", "config", "errors", "ops", "nets"},
+    "kernels": {"types", "ops"},
+    "nets": {"types", "config", "ops", "kernels"},
+    "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
     "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
 }

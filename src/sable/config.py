@@ -7,6 +7,7 @@ ones are allowed.
 import dataclasses
 import importlib
 import importlib.util
+import math
 import typing as tp
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class RunConfig:
     """Precision of float32 matrix products on accelerators (tf32 or full)."""
     deterministic: bool = False
     """Make GPU runs bit-exact (slower); CPU runs always are."""
+    devices: int = 1
+    """Devices that share seeds and environments; all (or 0): as many as there are."""
     label: str = ""
     """What reports call the run's system; none: its name with what is switched on or off."""
 
@@ -102,9 +105,9 @@ class SableConfig(PPOConfig):
     """Remember the whole episode; without it every time step stands alone."""
     agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
     """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
-    decoding: tp.Literal["scan", "parallel"] = "scan"
-    """How a team decides: agent by agent, or all at once, again and again until no action changes. Both
-    sample the same; which is faster depends on the team, the policy and the machine."""
+    decoding: tp.Literal["scan", "parallel", "kernel"] = "scan"
+    """How a team decides: agent by agent, all at once until no action changes, or by a GPU kernel. All sample
+    the same; which is fastest depends on the team, the policy and the machine."""
     chunk_size: int = 0
     """Time steps that learning with memory takes at once. Changes speed and memory use, never what is learnt;
     0: what suits the sizes."""
@@ -294,6 +297,31 @@ def own_system(name: tp.Any) -> tp.Any:
 def field_names(cls: type) -> list[str]:
     """The names of a configuration class's fields, in order."""
     return [field.name for field in dataclasses.fields(cls)]
+
+
+def split_devices(num_devices: int, num_seeds: int, config: SystemConfig) -> tuple[int, int]:
+    """How many devices share the seeds, and how many share the environments of each.
+
+    As many along seeds as divide them: seeds need nothing of each other. The others must divide what is
+    worked on at a time, environments or those of a minibatch; where they do not, what would is named.
+    """
+
+    def split(num: int) -> tuple[int, int]:
+        along_seeds = math.gcd(num, num_seeds)
+        return along_seeds, num // along_seeds
+
+    parts = config.num_minibatches if isinstance(config, PPOConfig) else 1
+    each = config.num_envs // parts
+    shape = split(num_devices)
+    if each % shape[1]:
+        fewer = next(num for num in range(num_devices, 0, -1) if each % split(num)[1] == 0)
+        enough = math.ceil(config.num_envs / (shape[1] * parts)) * shape[1] * parts
+        minibatches = f" in num_minibatches={parts}" if parts > 1 else ""
+        raise SableError(
+            f"devices={num_devices}: {num_seeds} seed{'s' * (num_seeds > 1)} of num_envs={config.num_envs}"
+            f"{minibatches} cannot be shared evenly; devices={fewer} or num_envs={enough} would work"
+        )
+    return shape
 
 
 def check_actions(system: str, *, discrete: bool, task: str) -> None:

@@ -1,5 +1,7 @@
 """The Sable network: a retention encoder over views, a retention decoder over actions (SPEC section 2)."""
 
+import functools
+import typing as tp
 from dataclasses import replace
 
 import flax.linen as nn
@@ -8,11 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SableConfig
+from sable.kernels.decode import DecoderWeights
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
 from sable.ops.distributions import Distribution
-from sable.types import EnvSpec, struct
+from sable.types import EnvSpec, PyTree, struct
 
 
 @struct
@@ -207,6 +210,10 @@ class Sable(nn.Module):
             new.append(past)
         return self.policy_head(x, legal), tuple(new)
 
+    def embed_token(self, token: Array) -> Float[Array, "*b E"]:
+        """What an agent makes of what it is told."""
+        return self.embed_action(token)
+
     def clock(self, time: Int[Array, "*b"]) -> Float[Array, "*b _"]:
         """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
         if not self.config.memory:
@@ -216,6 +223,38 @@ class Sable(nn.Module):
     def _pasts(self, memory: Memory) -> tuple:
         """What each block remembers, () each where nothing is."""
         return memory or ((),) * self.config.num_blocks
+
+
+def decoder_weights(net: Sable, params: PyTree) -> DecoderWeights:
+    """The decoder's parameters as the kernel takes them."""
+    own = params["params"]
+    blocks = [own[f"decoder_{k}"] for k in range(net.config.num_blocks)]
+
+    def stacked(*path: str) -> Array:
+        return jnp.stack([functools.reduce(dict.__getitem__, path, block) for block in blocks])
+
+    def norms(*paths: tuple[str, ...]) -> Array:
+        return jnp.stack([stacked(*path) for path in paths], axis=1)
+
+    head, every_token = own["policy_head"]["head"], jnp.arange(net.spec.num_actions + 1)
+    return DecoderWeights(
+        queries=stacked("cross_retention", "query", "kernel"),
+        self_in=stacked("self_retention", "projections", "kernel"),
+        self_norm=norms(("self_retention", "scale"), ("self_retention", "bias")),
+        self_out=stacked("self_retention", "output", "kernel"),
+        cross_in=stacked("cross_retention", "projections", "kernel"),
+        cross_norm=norms(("cross_retention", "scale"), ("cross_retention", "bias")),
+        cross_out=stacked("cross_retention", "output", "kernel"),
+        norms=norms(("norms_0", "scale"), ("norms_1", "scale"), ("norms_2", "scale")),
+        ff_in=stacked("feed_forward", "gate_and_input", "kernel"),
+        ff_out=stacked("feed_forward", "output", "kernel"),
+        tokens=tp.cast(Array, net.apply(params, every_token, method=net.embed_token)),
+        head_in=head["hidden"]["kernel"],
+        head_bias=head["hidden"]["bias"],
+        head_norm=head["norm"]["scale"],
+        head_out=head["output"]["kernel"],
+        head_out_bias=head["output"]["bias"],
+    )
 
 
 def _retention(config: SableConfig, *, causal: bool, cross: bool = False) -> MultiScaleRetention:

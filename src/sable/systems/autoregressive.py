@@ -4,14 +4,16 @@ Agents are processed in `order`, whatever it is; what comes out is in their natu
 """
 
 import typing as tp
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sable.kernels import decode as kernel
 from sable.nets.mat import MAT
-from sable.nets.sable import Sable
+from sable.nets.sable import Sable, decoder_weights
 from sable.nets.tokens import next_token, previous_tokens, start_token
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import ppo
@@ -65,6 +67,8 @@ def act(
     given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
     if isinstance(net, Sable) and net.config.decoding == "parallel":
         told, acted = decode_at_once(net, *given)
+    elif isinstance(net, Sable) and net.config.decoding == "kernel":
+        told, acted = decode_by_kernel(net, *given)
     else:
         told, acted = decode_in_turn(net, *given)
     raw, action, log_prob = (_natural(x, order, axis=1) for x in acted)
@@ -121,6 +125,27 @@ def decode_at_once(
     guess = jnp.zeros(noise.shape[:2], jnp.int32) if net.spec.discrete else jnp.zeros_like(noise)
     _, decided, _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
     return decided
+
+
+def decode_by_kernel(
+    net: Sable, params: PyTree, encoded: Array, legal: Array, clock: Array, noise: Array, memory: PyTree
+) -> tuple[PyTree, tuple[Array, Array, Array]]:
+    """What `decode_in_turn` gives, to rounding, by one kernel: interpreted, and slow, without a GPU."""
+    decided = kernel.decode(
+        decoder_weights(net, params),
+        encoded,
+        jnp.broadcast_to(clock, (clock.shape[0], encoded.shape[-1])),
+        legal,
+        noise,
+        jnp.stack([block.decoder_self for block in memory]),
+        jnp.stack([block.decoder_cross for block in memory]),
+        interpret=jax.default_backend() != "gpu",
+    )
+    told = tuple(
+        replace(block, decoder_self=own, decoder_cross=cross)
+        for block, own, cross in zip(memory, decided.self_memory, decided.cross_memory, strict=True)
+    )
+    return told, (decided.raw, decided.raw, decided.log_prob)
 
 
 def value(net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:

@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 from sable.config import PPOConfig
-from sable.ops import tree
+from sable.ops import sharding, tree
 from sable.ops.objectives import clipped_surrogate, clipped_value_error, standardise
 from sable.ops.returns import gae
 from sable.systems.base import System, configured
@@ -168,10 +168,13 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         whole = Batch(steps=rollout.steps, advantage=advantage, target=target, memory=rollout.start_memory)
         if chunk < config.rollout_length:
             whole = cut(whole, chunk)
+        # Minibatches take from anywhere in it: brought together once, it is not asked for again.
+        whole = sharding.whole(whole)
         num_columns = whole.steps.first.shape[1]
 
         def minibatch(learner: PPOLearner, now: tuple[Array, Array, Array]) -> tuple[PPOLearner, Metrics]:
             columns, order, key = now
+            columns = sharding.shared(columns)
             batch = Batch(
                 steps=tree.take(whole.steps, columns, axis=1),
                 advantage=whole.advantage[:, columns],
