@@ -9,6 +9,7 @@ Importing this package imports no jax, and neither does a call that only finds a
 
 import typing as tp
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -53,22 +54,26 @@ def train(
     budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
     `sable.config.RunConfig` and of the system's configuration. They win over a `recipe` file of your own, as
     tuning writes one, and that over the built-in recipes. `resume` goes on with a run as it was configured:
-    nothing but your environment may come with it.
+    nothing but your environment may come with it, and the number of `devices` to go on with.
     """
     from sable.experiments import runs
+    from sable.training import processes
 
     env = None if task is None or isinstance(task, str) else task
     if resume is not None:
         given = {"task": env is None and task, "system": system != "sable", "seeds": seeds is not None}
         given |= {"num_seeds": num_seeds is not None, "out": str(out) != "runs", "name": name is not None}
         given |= {"recipe": recipe is not None}
-        _refuse_beside_resume([*(key for key, present in given.items() if present), *fields])
+        others = [name for name in fields if name != "devices"]
+        _refuse_beside_resume([*(key for key, present in given.items() if present), *others])
         directory = runs.find(resume)
         run, config = runs.read_config(directory)
         runs.refuse_batch(directory)
+        run = _on_devices(run, config, fields["devices"]) if fields else run
         return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
+    if processes.launched(run).index == 0:
+        runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     make_directory = partial(runs.create, Path(out), run, config, name)
     return _train(run, config, env, make_directory, resume=False, quiet=quiet)
 
@@ -236,20 +241,33 @@ def _train(
     resume: bool,
     quiet: bool,
 ) -> "Result":
-    """What training leaves; its directory is made only once environment and system are there."""
+    """What training leaves; its directory is made only once environment, system and devices are there."""
     from sable.experiments import results, runs
+    from sable.training import processes
 
+    processes.join(run)  # before anything touches a device
     env = _env_of(run) if env is None else env
     from sable import systems
-    from sable.training import loop
+    from sable.training import devices, loop
     from sable.training.curve import draw_curve
 
     system = systems.make(run.system, env.spec, config)
-    directory = make_directory()
-    resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
-    with runs.claim(directory):
-        runs.begin(directory)
+    devices.make_mesh(run, config)
+    resumed = None
+    with ExitStack() as held:
+
+        def hold() -> str:
+            nonlocal resumed
+            directory = make_directory()
+            resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
+            held.enter_context(runs.claim(directory))
+            runs.begin(directory)
+            return str(directory)
+
+        directory = Path(processes.from_first(hold))
         result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+        if not processes.leads():
+            return result
         if resumed:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
             runs.note_resumption(directory, resumed)
         draw_curve(directory, result.summary.get("absolute_return"))
@@ -257,6 +275,14 @@ def _train(
             results.export(directory, result.summary)
             runs.finish(directory, result.summary)
     return result
+
+
+def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "RunConfig":
+    """The run, on that many devices."""
+    from sable import settings
+
+    data = settings.to_dict(run, config)
+    return settings.resolve(data["run"] | {"devices": devices}, data["config"])[0]
 
 
 def _env_of(run: "RunConfig") -> "Env":

@@ -76,7 +76,7 @@ def check_together(config: SystemConfig) -> None:
 
 def _checked(name: str, kind: tp.Any, value: tp.Any) -> tp.Any:
     """`value` in the exact type of field `name`, or an error that says what was given and what would work."""
-    exact = _exact(kind, value)
+    exact = _exact(kind, 0 if (name, value) == ("devices", "all") else value)
     holds, condition = _RANGES.get(name, _ANYTHING)
     if exact is None or not holds(exact):
         raise SableError(f"{name}={value!r}: expected {' '.join(filter(None, (_describe(kind), condition)))}")
@@ -133,6 +133,7 @@ _RANGES: dict[str, _Rule] = {
     "evaluation_episodes": _COUNT,
     "absolute_episodes": _COUNT,
     "pool_size": _NOT_NEGATIVE,
+    "devices": _NOT_NEGATIVE,
     "num_envs": _COUNT,
     "rollout_length": _COUNT,
     "num_epochs": _COUNT,

@@ -86,7 +86,11 @@ def _train(argv: Argv) -> int:
 
 
 def _report_training(result: "Result", quiet: bool) -> int:
-    """Say how training ended; the exit code."""
+    """Say how training ended, where no other process does; the exit code."""
+    from sable.training.processes import leads
+
+    if not leads():
+        return 0 if result.interrupted is None else 128 + result.interrupted
     if result.interrupted is not None:
         resume = shlex.join(["sable", "train", "--resume", str(result.directory)])
         print(f"sable: interrupted; go on with: {resume}", file=sys.stderr)

@@ -18,6 +18,7 @@ from sable.config import (
     SystemConfig,
     field_names,
     own_system,
+    split_devices,
     system_config,
 )
 from sable.errors import SableError, suggest
@@ -47,6 +48,8 @@ def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, Syste
     run = build(RunConfig, {**run_recipe, **run_fields})
     config = build(system_class, {**system_recipe, **system_fields})
     check_together(config)
+    if run.devices:
+        split_devices(run.devices, len(run.seeds), config)
     return run, config
 
 
@@ -142,6 +145,7 @@ def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
         raise SableError(
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
+    data = data | {"run": {"devices": 1} | data["run"]}  # which runs of before it do not say
     system_class = system_config(data["run"].get("system"))
     for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
         refuse_unknown(fields, cls, "in this configuration")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from sable.errors import SableError
+from sable.training import processes
 from sable.types import PyTree
 
 FORMAT = 1
@@ -36,22 +37,20 @@ class Checkpoint(tp.NamedTuple):
 
 def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) -> Path:
     """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is
-    kept."""
-    import orbax.checkpoint as ocp  # slow to import, and needed only here
-
+    kept. Of several processes all must call it, and the first writes."""
     folder = directory / FOLDER
     target, partial = folder / f"{step:010d}", folder / f".partial-{step:010d}"
+    leaves = _named(state)
+    # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
+    arrays = {name: processes.to_host(_raw(leaf)) for name, leaf in leaves.items() if leaf.size}
+    if not processes.leads():
+        return target
     if target.exists():  # an interruption right after a save
         return target
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    leaves = _named(state)
-    with ocp.PyTreeCheckpointer() as writer:
-        # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs
-        # saving.
-        writer.save(
-            (partial / ARRAYS).absolute(), {name: _raw(leaf) for name, leaf in leaves.items() if leaf.size}
-        )
+    with _checkpointer() as writer:
+        writer.save((partial / ARRAYS).absolute(), arrays)
     digests = {str(path.relative_to(partial)): _digest(path) for path in _files(partial)}
     kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
     manifest = {"format": FORMAT, "step": step, "facts": facts, "arrays": kinds, "sha256": digests}
@@ -85,18 +84,32 @@ def restore(directory: Path, like: PyTree) -> Checkpoint:
     _refuse_other_arrays(path, manifest["arrays"], {name: _kind(leaf) for name, leaf in leaves.items()})
     import orbax.checkpoint as ocp
 
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     saved = {name: jax.eval_shape(_raw, leaf) for name, leaf in leaves.items() if leaf.size}
     wanted = {
         name: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape) for name, leaf in saved.items()
     }
-    with ocp.PyTreeCheckpointer() as reader:
+    with _checkpointer() as reader:
         arrays = reader.restore((path / ARRAYS).absolute(), item=saved, restore_args=wanted)
     restored = [
         _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
         for name, leaf in leaves.items()
     ]
     return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+
+
+def _checkpointer() -> tp.Any:
+    """Orbax, for this process alone: it would wait for the others."""
+    import orbax.checkpoint as ocp  # slow to import, and needed only here
+
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _named(state: PyTree) -> dict[str, tp.Any]:

@@ -8,7 +8,7 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
-from sable.ops import tree
+from sable.ops import sharding, tree
 from sable.systems.base import System
 from sable.training.rollout import Situation, open_situation
 from sable.types import Metrics, PyTree
@@ -17,7 +17,7 @@ from sable.types import Metrics, PyTree
 def play(env: Env, system: System, params: PyTree, key: Array, num_episodes: int) -> Metrics:
     """The statistics [num_episodes] of as many episodes played side by side with fixed parameters."""
     start_key, play_key = jax.random.split(key)
-    start = open_situation(env, system, start_key, num_episodes)
+    start = sharding.shared(open_situation(env, system, start_key, num_episodes))
     over = jnp.zeros(num_episodes, bool)
 
     def playing(carry: tuple) -> Array:

@@ -102,6 +102,28 @@ class Logger:
         self._tensorboard.flush()
 
 
+class Mute(Logger):
+    """No sinks: what a process has whose numbers another one writes."""
+
+    def __init__(self):
+        """Nothing to open."""
+
+    def phase(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, steps: int, seconds_training: float) -> None:
+        """Nothing."""
+
+    def evaluation(self, steps: int, metrics: Mapping[str, Iterable[float]]) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class Progress:
     """How far a run has come: the numbers that the live view and the plain lines show."""
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.errors import SableError
 from sable.systems.base import System
-from sable.training import checkpoint
+from sable.training import checkpoint, devices, processes
 from sable.training.evaluate import play
 from sable.training.interruption import interruption
-from sable.training.logging import METRICS, RETURN, Logger, read_rows
+from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
 from sable.training.program import RunState, make_program, one_by_one
 from sable.types import PyTree
 
@@ -70,12 +70,15 @@ def train(
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
     program = make_program(env, system, run, config)
-    begin, seeds = one_by_one(program.start), jnp.array(run.seeds, jnp.uint32)
-    compiled, lanes = Compiler(run), (seeds,) if hypers is None else (seeds, hypers)
+    begin, seeds = one_by_one(program.start), np.array(run.seeds, np.uint32)
+    mesh = devices.make_mesh(run, config)
+    compiled, lanes = Compiler(run, mesh), (seeds,) if hypers is None else (seeds, hypers)
     if resume and checkpoint.steps(directory / checkpoint.FOLDER):
         state, facts = checkpoint.restore(directory, jax.eval_shape(begin, *lanes))
     else:
         state, facts = compiled(begin, *lanes)(*lanes), dict.fromkeys(FACTS, 0)
+    places, everywhere = devices.places(mesh, state), devices.everywhere(mesh)
+    state = devices.place(state, places)
     updates, evaluations = facts["updates"], facts["evaluations"]
     clock = Clock(training_seconds=facts["training_seconds"])
 
@@ -87,34 +90,38 @@ def train(
         now = (updates, evaluations, clock.training_seconds, wall_seconds())
         checkpoint.save(directory, updates + evaluations, state, dict(zip(FACTS, now, strict=True)))
 
-    logger = Logger(
-        directory,
-        title=f"{run.task} · {run.system}",
-        seeds=run.seeds,
-        total_steps=boundaries[-1] * steps_per_update,
-        resume_steps=updates * steps_per_update,
-        evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
-        quiet=quiet,
-    )
+    def make_logger() -> Logger:
+        return Logger(
+            directory,
+            title=f"{run.task} · {run.system}",
+            seeds=run.seeds,
+            total_steps=boundaries[-1] * steps_per_update,
+            resume_steps=updates * steps_per_update,
+            evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
+            quiet=quiet,
+        )
+
+    logger = make_logger() if processes.leads() else Mute()
     with interruption() as interrupted, logger:
         logger.phase("compiling")
-        unit = compiled(jax.vmap(program.unit, in_axes=(0, None)), state.run, jnp.int32(1), donate=True)
-        assess = compiled(jax.vmap(program.assess), state, donate=True)
+        unit, assess = jax.vmap(program.unit, in_axes=(0, None)), jax.vmap(program.assess)
+        unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
+        assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
         for boundary in boundaries[evaluations:]:
             while updates < boundary:
                 logger.phase("training")
-                num = min(clock.updates_per_unit(), boundary - updates)
+                num = min(processes.highest(clock.updates_per_unit()), boundary - updates)
                 with clock.training(num):
                     halted = state.run.halted.copy()
-                    state = replace(state, run=jax.block_until_ready(unit(state.run, jnp.int32(num))))
+                    state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
                 updates += num
                 _announce_halted(logger, run, halted, state.run)
                 logger.progress(
                     updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
                 )
-                if interrupted.signal:
+                if signal := processes.highest(interrupted.signal):
                     save()
-                    return Result(directory, {}, interrupted.signal)
+                    return Result(directory, {}, signal)
             logger.phase("evaluating")
             state, metrics = assess(state)
             evaluations += 1
@@ -125,7 +132,7 @@ def train(
                 return Result(directory, {})
             save()
         logger.phase("measuring the best parameters")
-        absolute = jax.device_get(compiled(jax.vmap(program.absolute), state)(state))
+        absolute = jax.device_get(compiled(jax.vmap(program.absolute), state, out=everywhere)(state))
 
     return Result(
         directory,
@@ -140,7 +147,7 @@ def train(
             "steps_per_second": len(run.seeds) * updates * steps_per_update / clock.training_seconds,
             "final_return": [row[RETURN] for row in read_rows(directory / METRICS)[-len(run.seeds) :]],
             **{f"absolute_{name}": values.mean(axis=1).tolist() for name, values in absolute.items()},
-            "halted_seeds": [seed for seed, why in zip(run.seeds, state.run.halted, strict=True) if why >= 0],
+            "halted_seeds": [run.seeds[i] for i in np.flatnonzero(jax.device_get(state.run.halted) >= 0)],
             "peak_memory_bytes": peak_memory_bytes(),
         },
     )
@@ -161,7 +168,7 @@ def evaluate(
     `seed` chooses the episodes; left out, they are others than those of training and of the absolute metric.
     """
     begin = one_by_one(make_program(env, system, run, config).start)
-    shapes = jax.eval_shape(begin, jnp.array(run.seeds, jnp.uint32))
+    shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
     state, facts = checkpoint.restore(directory, shapes)
     if not facts["evaluations"]:
         raise SableError(
@@ -199,16 +206,21 @@ def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
 class Compiler:
     """Compiles ahead of time with the run's precision and determinism, and adds up the seconds it takes."""
 
-    def __init__(self, run: RunConfig):
-        self.precision = run.precision
+    def __init__(self, run: RunConfig, mesh: Mesh | None = None):
+        self.precision, self.mesh = run.precision, mesh
         self.options = options(run)
         self.seconds = 0.0
 
-    def __call__(self, function: tp.Callable, *args: PyTree, donate: bool = False) -> tp.Callable:
+    def __call__(
+        self, function: tp.Callable, *args: PyTree, donate: bool = False, out: PyTree = None
+    ) -> tp.Callable:
+        """`function`, compiled for arguments like these; `out` says where on several devices its results
+        go."""
         began = time.monotonic()
         # Seeds are a batch axis; the old state is dead after the call, so its memory is reused.
-        with jax.default_matmul_precision(self.precision):
-            lowered = jax.jit(function, donate_argnums=(0,) if donate else ()).lower(*args)
+        with jax.default_matmul_precision(self.precision), devices.in_force(self.mesh):
+            jitted = jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out)
+            lowered = jitted.lower(*args)
         compiled = lowered.compile(compiler_options=self.options)
         self.seconds += time.monotonic() - began
         return compiled
@@ -242,10 +254,10 @@ class Clock:
 
 
 def peak_memory_bytes() -> int:
-    """The most device memory ever in use; on CPU the process's peak."""
-    stats = jax.devices()[0].memory_stats() or {}
+    """The most memory ever in use on one device; on CPU the process's peak."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
-    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunState) -> None:

@@ -5,7 +5,7 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
-from sable.ops import tree
+from sable.ops import sharding, tree
 from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
 
@@ -30,7 +30,8 @@ def collect(
 ) -> tuple[Situation, Rollout, Metrics]:
     """`length` steps of exploration: (where it ended, what happened, sums over the episodes that ended)."""
     pool_key, steps_key = jax.random.split(key)
-    pool = wrappers.starts(env, pool_key, pool_size)
+    # Made by all devices together; then each holds it whole, and drawing from it costs no communication.
+    pool = sharding.whole(sharding.shared(wrappers.starts(env, pool_key, pool_size)))
 
     def step(now: Situation, key: Array) -> tuple[Situation, tuple[Transition, Metrics]]:
         decision_key, reset_key = jax.random.split(key)
@@ -47,10 +48,10 @@ def collect(
             final=system.final(learner, timestep.final, decision.memory),
         )
         ended = jax.tree.map(
-            lambda x: (x * timestep.first).sum(), timestep.stats | {"episodes": timestep.first}
+            lambda x: sharding.sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
         )
         return Situation(env_state=env_state, timestep=timestep, memory=decision.memory), (transition, ended)
 
     end, (steps, ended) = jax.lax.scan(step, situation, jax.random.split(steps_key, length))
     rollout = Rollout(steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory)
-    return end, rollout, jax.tree.map(lambda x: x.sum(0).astype("float32"), ended)
+    return end, rollout, jax.tree.map(lambda x: x.sum(0).sum().astype("float32"), ended)

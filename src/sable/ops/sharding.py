@@ -1,0 +1,40 @@
+"""Which device holds what, where several share one program. With one device nothing here does anything.
+
+XLA divides a program among devices by itself and puts communication where it needs some. These are the few
+places where it would choose badly: it is told what to share, and what to hold whole.
+"""
+
+import jax
+from jax.sharding import PartitionSpec
+
+from sable.types import PyTree
+
+SEEDS, ENVS = "seeds", "envs"
+"""The axes of a mesh of devices."""
+
+
+def shared(tree: PyTree, axis: int = 0) -> PyTree:
+    """The same, with `axis` of every leaf divided among the devices that share a seed's environments."""
+    size = _sharers()
+
+    def leaf(x: jax.Array) -> jax.Array:
+        spec = PartitionSpec(*[None] * axis, ENVS)
+        return jax.lax.with_sharding_constraint(x, spec) if x.shape[axis] % size == 0 else x
+
+    return jax.tree.map(leaf, tree) if size > 1 else tree
+
+
+def whole(tree: PyTree) -> PyTree:
+    """The same, with every leaf held whole by each of the devices that share a seed's environments."""
+    keep = PartitionSpec()
+    return jax.lax.with_sharding_constraint(tree, keep) if _sharers() > 1 else tree
+
+
+def sums(x: jax.Array) -> jax.Array:
+    """The sum over environments [B], in as many parts as devices share them: no device waits for another."""
+    return x.reshape(_sharers(), -1).sum(1)
+
+
+def _sharers() -> int:
+    """How many devices share the environments of a seed."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(ENVS, 1)

@@ -1,0 +1,87 @@
+"""Several devices: the seeds of a run, and each seed's environments, shared among them by `jit` alone.
+
+The state is placed on a mesh of two axes, seeds and environments, and compiled programs keep it there; XLA
+divides the work and adds the communication. See also `ops.sharding`.
+"""
+
+import contextlib
+import typing as tp
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sable.config import RunConfig, SystemConfig, split_devices
+from sable.errors import SableError
+from sable.ops.sharding import ENVS, SEEDS
+from sable.training.program import State
+from sable.types import PyTree
+
+
+def make_mesh(run: RunConfig, config: SystemConfig) -> Mesh | None:
+    """The devices that share the run, seeds along one axis and environments along the other; None for one."""
+    there = jax.devices()
+    if jax.process_count() > 1 and run.devices:
+        raise SableError(f"devices={run.devices}: several processes share all devices; give --devices all")
+    num = run.devices or len(there)
+    if num > len(there):
+        raise SableError(
+            f"devices={num}: there {'is' if len(there) == 1 else 'are'} {len(there)} here "
+            f"({there[0].platform}); --devices all takes what there is"
+        )
+    if num == 1:
+        return None
+    shape = split_devices(num, len(run.seeds), config)
+    return jax.make_mesh(shape, (SEEDS, ENVS), devices=there[:num], axis_types=(AxisType.Auto,) * 2)
+
+
+def in_force(mesh: Mesh | None) -> tp.ContextManager:
+    """Where programs are traced for these devices."""
+    return jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext()
+
+
+def place(state: State, places: State | None) -> State:
+    """The state, each device holding its share."""
+    return state if places is None else jax.tree.map(_placed, state, places)
+
+
+def places(mesh: Mesh | None, state: State) -> State | None:
+    """Where each array of a state belongs: environments are divided like seeds, what is learnt is the same on
+    all devices of a seed, and what the host looks at is the same everywhere."""
+    if mesh is None:
+        return None
+
+    def at(tree: PyTree, *axes: str) -> tp.Any:
+        return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(*axes)), tree)
+
+    run = state.run
+    num_envs = run.situation.timestep.first.shape[1]
+    replay = jax.tree.map(
+        lambda x: at(x, SEEDS, ENVS) if x.shape[1:2] == (num_envs,) else at(x, SEEDS), run.learner.replay
+    )
+    return State(
+        run=replace(
+            at(run, SEEDS),
+            learner=replace(at(run.learner, SEEDS), replay=replay),
+            situation=at(run.situation, SEEDS, ENVS),
+            num_updates=everywhere(mesh),
+            halted=everywhere(mesh),
+        ),
+        best=at(state.best, SEEDS),
+    )
+
+
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """The place of what every device, and so every process, holds whole."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def _placed(x: Array, where: NamedSharding) -> Array:
+    """`x`, which every process has whole, as one array over all devices."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_placed(jax.random.key_data(x), where))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, where, lambda index: host[index])
