@@ -17,10 +17,13 @@ if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
+    from sable.errors import SableError
     from sable.experiments.benchmark import Cell, Outcome
+    from sable.experiments.plan import Plan
     from sable.experiments.report import Report
     from sable.experiments.tune import Outcome as Tuned
     from sable.training.loop import Result
+    from sable.training.memory import DoesNotFit
 
 __all__ = [
     "benchmark",
@@ -29,6 +32,7 @@ __all__ = [
     "list_systems",
     "list_tasks",
     "make_env",
+    "plan",
     "report",
     "train",
     "tune",
@@ -72,7 +76,7 @@ def train(
         run = _on_devices(run, config, fields["devices"]) if fields else run
         return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    if processes.launched(run).index == 0:
+    if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     make_directory = partial(runs.create, Path(out), run, config, name)
     return _train(run, config, env, make_directory, resume=False, quiet=quiet)
@@ -107,6 +111,27 @@ def configure(
         tasks.with_options(known, _options(run))
         check_actions(system, discrete=known.num_actions > 0, task=known.id)
     return run, config
+
+
+def plan(
+    task: "str | Env | None" = None,
+    *,
+    system: str = "sable",
+    seeds: Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    recipe: str | Path | None = None,
+    **fields: tp.Any,
+) -> "Plan":
+    """What `train` would take for the same arguments, on this machine: parameters, memory by part, the most
+    environments and seeds that fit, steps per second, the time of the whole.
+
+    It compiles a few programs and runs a few updates; nothing is written.
+    """
+    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    env = _env_of(run) if task is None or isinstance(task, str) else task
+    from sable.experiments.plan import plan
+
+    return plan(env, run, config)
 
 
 def evaluate(
@@ -248,7 +273,7 @@ def _train(
     processes.join(run)  # before anything touches a device
     env = _env_of(run) if env is None else env
     from sable import systems
-    from sable.training import devices, loop
+    from sable.training import devices, loop, memory
     from sable.training.curve import draw_curve
 
     system = systems.make(run.system, env.spec, config)
@@ -265,7 +290,10 @@ def _train(
             return str(directory)
 
         directory = Path(processes.from_first(hold))
-        result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+        try:
+            result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+        except memory.DoesNotFit as error:
+            raise _refusal(error, env, run, config, None if resume else directory) from None
         if not processes.leads():
             return result
         if resumed:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
@@ -275,6 +303,18 @@ def _train(
             results.export(directory, result.summary)
             runs.finish(directory, result.summary)
     return result
+
+
+def _refusal(
+    error: "DoesNotFit", env: "Env", run: "RunConfig", config: "SystemConfig", directory: Path | None
+) -> "SableError":
+    """The refusal of a run that does not fit, with what would; its folder, if it was made for it, is gone."""
+    from sable.experiments import runs, sizes
+    from sable.training import processes
+
+    if directory is not None and processes.leads():
+        runs.discard(directory)
+    return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
 
 
 def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "RunConfig":

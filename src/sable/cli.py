@@ -26,6 +26,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable train rware/tiny-4ag --num-seeds 3     a task of the paper, three seeds at once
   sable train smax/3s5z --learning-rate 1e-3   change a setting
   sable train --resume RUN                     go on with an interrupted run
+  sable plan rware/tiny-4ag                    what that would take: memory, pace, time
   sable evaluate RUN                           play with what was learnt
   sable list rware                             the tasks of a suite
 
@@ -97,6 +98,16 @@ def _report_training(result: "Result", quiet: bool) -> int:
         return 128 + result.interrupted
     if not quiet:
         print(f"{_results(result.summary)}\n{result.directory}")
+    return 0
+
+
+def _plan(argv: Argv) -> int:
+    given = parse(_plan_parser(_system_of(argv)), argv)
+    as_json = given.pop("json", False)
+    plan = sable.plan(given.pop("task", None), **given)
+    from sable.experiments.plan import in_words
+
+    print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else in_words(plan))
     return 0
 
 
@@ -214,6 +225,7 @@ def _write_report(*runs: tp.Any, **given: tp.Any) -> None:
 
 _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "train": _train,
+    "plan": _plan,
     "evaluate": _evaluate,
     "list": _list,
     "benchmark": _benchmark,
@@ -237,20 +249,39 @@ def _train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Par
         "train", "Train a system on a task; without TASK the built-in default, with a budget fit for a CPU."
     )
     parser.usage = "sable train [TASK] [flags]"
+    parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: runs)")
+    parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
+    parser.add_argument("--quiet", action="store_true", help="print nothing while training")
+    _add_run_flags(parser, system, defaults or {})
+    return parser
+
+
+def _plan_parser(system: str) -> Parser:
+    """The parser of `sable plan`: what shapes a run, and so what it takes."""
+    parser = Parser(
+        "plan",
+        "What `sable train` with the same flags would take on this machine: parameters, memory by part, the "
+        "most environments or seeds that fit, steps/s, and the time of the whole. Compiles a few programs, "
+        "runs a few updates, writes nothing.",
+    )
+    parser.usage = "sable plan [TASK] [flags of sable train]"
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    _add_run_flags(parser, system, {})
+    return parser
+
+
+def _add_run_flags(parser: Parser, system: str, defaults: dict[str, tp.Any]) -> None:
+    """The flags that say what a run is."""
     parser.add_argument(
         "task", nargs="?", metavar="TASK", help="task name with its suite, as `sable list` prints it"
     )
     parser.add_argument(
         "--num-seeds", type=reader(int), metavar="INT", help="as many seeds, from 0 on, instead of --seeds"
     )
-    parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: runs)")
-    parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
     parser.add_argument("--recipe", metavar="FILE", help="settings from a file, as `sable tune` writes one")
-    parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
-    parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     for cls in (RunConfig, *own_classes(system_config(system))):
-        add_flags(parser, cls, defaults or {}, leave_out=("task",))
-    return parser
+        add_flags(parser, cls, defaults, leave_out=("task",))
 
 
 def _tune_parser(system: str) -> Parser:

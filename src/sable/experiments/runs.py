@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -89,6 +90,15 @@ def begin(directory: Path) -> None:
             write_json(directory / "meta.json", describe())
     except OSError as error:
         raise _cannot_write(directory, error) from None
+
+
+def discard(directory: Path) -> None:
+    """Remove a run's folder, and those around it that hold nothing else: what never ran leaves nothing."""
+    shutil.rmtree(directory)
+    for parent in list(directory.parents)[:3]:  # of its system, its task, its suite
+        if any(parent.iterdir()):
+            break
+        parent.rmdir()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.errors import SableError
 from sable.systems.base import System
-from sable.training import checkpoint, devices, processes
+from sable.training import checkpoint, devices, memory, processes
 from sable.training.evaluate import play
 from sable.training.interruption import interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
@@ -73,8 +73,10 @@ def train(
     begin, seeds = one_by_one(program.start), np.array(run.seeds, np.uint32)
     mesh = devices.make_mesh(run, config)
     compiled, lanes = Compiler(run, mesh), (seeds,) if hypers is None else (seeds, hypers)
+    shapes = jax.eval_shape(begin, *lanes)
+    memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
     if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-        state, facts = checkpoint.restore(directory, jax.eval_shape(begin, *lanes))
+        state, facts = checkpoint.restore(directory, shapes)
     else:
         state, facts = compiled(begin, *lanes)(*lanes), dict.fromkeys(FACTS, 0)
     places, everywhere = devices.places(mesh, state), devices.everywhere(mesh)
@@ -106,6 +108,8 @@ def train(
         logger.phase("compiling")
         unit, assess = jax.vmap(program.unit, in_axes=(0, None)), jax.vmap(program.assess)
         unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
+        memory.refuse_beyond(memory.count(unit))
+        logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
         assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
         for boundary in boundaries[evaluations:]:
             while updates < boundary:

@@ -1,0 +1,96 @@
+"""What a run needs of a device's memory, counted before it runs, and what the device has."""
+
+import math
+import os
+import typing as tp
+from pathlib import Path
+
+import jax
+
+from sable.config import RunConfig, SystemConfig
+from sable.errors import SableError
+from sable.training.program import State
+from sable.types import PyTree
+
+
+class DoesNotFit(SableError):
+    """A run that the device cannot hold."""
+
+    def __init__(self, needed: int, total: int):
+        super().__init__(f"this run needs {in_words(needed)} and the device has {in_words(total)}")
+        self.needed, self.total = needed, total
+
+
+class Capacity(tp.NamedTuple):
+    """The bytes of a device: all it could ever give, and what it can give now."""
+
+    total: int
+    available: int
+
+
+def capacity() -> Capacity:
+    """What one device here has; for a CPU the machine's memory, the same however many devices it plays."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    if limit:
+        return Capacity(limit, limit)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Capacity(total, _available() or total)
+
+
+def count(compiled: tp.Any) -> int:
+    """The bytes a compiled program holds on each device while it runs, by XLA's own account: what goes in,
+    what comes out elsewhere, and its temporaries."""
+    stats = compiled.memory_analysis()
+    inputs, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return inputs + outputs + stats.temp_size_in_bytes
+
+
+def size(tree: PyTree) -> int:
+    """The bytes that one device holds of arrays, or would of arrays of such shapes."""
+    return sum(math.prod(_share(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def num_parameters(state: State) -> int:
+    """The parameters of one seed."""
+    params = state.run.learner.params
+    return sum(leaf.size for leaf in jax.tree.leaves(params)) // state.run.halted.shape[0]
+
+
+def refuse_beyond(needed: int) -> None:
+    """Refuse what the device could not hold even if it held nothing else. A lower bound of what is needed is
+    enough: whoever is refused could never have run."""
+    total = capacity().total
+    if needed > total:
+        raise DoesNotFit(needed, total)
+
+
+def summary(state: State, unit: tp.Any, run: RunConfig, config: SystemConfig, num_updates: int) -> str:
+    """A run in one line: parameters, memory while `unit` runs, and the work before it."""
+    seeds = f" x {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
+    return (
+        f"{num_parameters(state):,} parameters, {in_words(count(unit))} of {in_words(capacity().total)}, "
+        f"{num_updates:,} update{'s' * (num_updates != 1)} of "
+        f"{config.num_envs * config.rollout_length:,} steps{seeds}"
+    )
+
+
+def in_words(num_bytes: float) -> str:
+    """Bytes as a reader likes them."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.{1 if num_bytes < 100 * factor else 0}f} {unit}"
+    return f"{num_bytes / 1e3:.0f} kB"
+
+
+def _share(leaf: tp.Any) -> tuple[int, ...]:
+    """The shape of the part of `leaf` that one device holds."""
+    return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+
+
+def _available() -> int:
+    """What Linux could give without swapping; 0 where it does not say."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0
