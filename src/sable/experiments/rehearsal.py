@@ -28,7 +28,7 @@ class Rehearsal:
     run: RunConfig
     config: SystemConfig
     compile_seconds: dict[str, float] = field(default_factory=dict)
-    """of what was asked for so far, tracing included"""
+    """of what was asked for so far; tracing counts, of an update mostly among its `shapes`"""
 
     @cached_property
     def system(self) -> System:
@@ -45,7 +45,9 @@ class Rehearsal:
     @cached_property
     def state(self) -> State:
         """The shapes of the run's state, each with its place where several devices share it."""
+        began = time.monotonic()
         shapes = jax.eval_shape(one_by_one(self.program.start), self._seeds)
+        self.compile_seconds["shapes"] = time.monotonic() - began
         if self.compiler.mesh is None:
             return shapes
         return jax.tree.map(

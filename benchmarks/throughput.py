@@ -1,0 +1,224 @@
+"""How fast a system trains on a task, where the time goes, and what it takes to compile and to hold.
+
+    python benchmarks/throughput.py rware/tiny-4ag null/32ag --systems sable mat ippo
+    python benchmarks/throughput.py rware/tiny-4ag --num-seeds 10 --embed-dim 128 --num-blocks 3
+    python benchmarks/throughput.py --growth
+
+One JSON line per task and system, then a table; benchmarks/README.md says what each figure is. Every
+measurement runs in a process of its own, since a device's peak memory is only measured, and given back, by
+one. Settings are those of `sable train`; recipes are not applied.
+"""
+
+import json
+import multiprocessing
+import sys
+import typing as tp
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sable import envs
+from sable.checks import build, check_together
+from sable.config import PPOConfig, RunConfig, SystemConfig, field_names, system_config
+from sable.envs import tasks, wrappers
+from sable.envs.base import Env
+from sable.errors import SableError
+from sable.experiments.rehearsal import Rehearsal, Timing, timed
+from sable.flags import Help, Parser, add_flags, own_classes, parse, tidied
+from sable.training import memory
+from sable.training.program import RunState
+from sable.training.rollout import Situation, collect
+
+SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
+"""What every on-policy system is measured with unless told otherwise, so that they compare."""
+
+GROWTH = [f"null/{number}ag" for number in (32, 128, 512, 1024, 4096)]
+
+
+class Job(tp.NamedTuple):
+    """One measurement."""
+
+    run: RunConfig
+    config: SystemConfig
+    repeats: int
+
+
+def measure(job: Job) -> dict[str, tp.Any]:
+    """The figures of one system on one task."""
+    run, config, repeats = job
+    env = envs.make(run.task, **dict(option.split("=", 1) for option in run.options))
+    rehearsal = Rehearsal(env, run, config)
+    unit, assess, state = rehearsal.unit, rehearsal.assess, rehearsal.start()
+    update, state = timed(lambda state: replace(state, run=unit(state.run, np.int32(1))), state, repeats)
+    # Read before the parts run one by one: the peak of training alone.
+    peak = max((device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices())
+    evaluation, state = timed(lambda state: assess(state)[0], state, repeats)
+    parts = {"update": update, "evaluation": evaluation, **parts_of_update(rehearsal, state.run, repeats)}
+    analysis = unit.memory_analysis()
+    return {
+        "task": run.task,
+        "system": run.system,
+        "agents": env.spec.num_agents,
+        "seeds": len(run.seeds),
+        "num_envs": config.num_envs,
+        "rollout_length": config.rollout_length,
+        "parameters": memory.num_parameters(state),
+        "steps_per_second": len(run.seeds) * config.num_envs * config.rollout_length / update.seconds,
+        **{f"{part}_{unit}": value for part, row in parts.items() for unit, value in row._asdict().items()},
+        "compile_seconds": rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"],
+        "temporary_bytes": analysis.temp_size_in_bytes,
+        "argument_bytes": analysis.argument_size_in_bytes,
+        "output_bytes": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        "peak_bytes": peak or None,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict[str, Timing]:
+    """The parts of one update, each compiled and run alone."""
+    env, system, run, config = rehearsal.env, rehearsal.system, rehearsal.run, rehearsal.config
+    sizes = {"length": config.rollout_length, "pool_size": run.pool_size or config.num_envs}
+
+    def part(function: tp.Callable, *args: tp.Any) -> tuple[Timing, tp.Any]:
+        compiled = rehearsal.compiler(jax.vmap(function), *args)
+        return timed(lambda _: compiled(*args), None, repeats)
+
+    environment, _ = part(partial(play_blindly, env, **sizes), state.situation, state.key)
+    gather = partial(collect, env, system, **sizes)
+    collected, (_, rollout, _) = part(gather, state.learner, state.situation, state.key)
+    learning, _ = part(system.learn, state.learner, rollout, state.key)
+    acting = Timing(*(whole - alone for whole, alone in zip(collected, environment, strict=True)))
+    return {"environment": environment, "acting": acting, "learning": learning}
+
+
+def play_blindly(
+    env: Env, situation: Situation, key: jax.Array, length: int, pool_size: int
+) -> tuple[tp.Any, jax.Array]:
+    """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
+    pool, spec = wrappers.starts(env, key, pool_size), env.spec
+
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+        state, timestep = carry
+        if spec.discrete:
+            action = jax.random.categorical(key, jnp.where(timestep.observation.legal, 0.0, -1e9))
+        else:
+            shape = (*timestep.first.shape, spec.num_agents, spec.action_size)
+            action = jax.random.uniform(key, shape, minval=-1.0)
+        state, timestep = wrappers.step(env, pool, state, action, key)
+        return (state, timestep), timestep.reward.sum()
+
+    return jax.lax.scan(step, (situation.env_state, situation.timestep), jax.random.split(key, length))
+
+
+def in_a_process(job: Job) -> dict[str, tp.Any]:
+    """The figures of one measurement, or why there are none."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(measure, job).result()
+    except Exception as error:  # out of memory, most likely: the others go on
+        why = " ".join(str(error).split())[:200]
+        return {"task": job.run.task, "system": job.run.system, "error": f"{type(error).__name__}: {why}"}
+
+
+def table(rows: list[dict[str, tp.Any]]) -> str:
+    """The figures side by side."""
+    head = "task,system,seeds,environment,acting,learning,update s,CPU-s,evaluation s,steps/s,compile s"
+    lines = [[*head.split(","), "temporaries", "peak"], *map(cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ([cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(line) for line in padded)
+
+
+def cells(row: dict[str, tp.Any]) -> list[str]:
+    """The figures of one measurement as text. Parts are seconds and shares: of the CPU time of all threads on
+    a CPU, which compares between machines, and of the clock's elsewhere."""
+    basis = "cpu_seconds" if row["device"] == "cpu" else "seconds"
+    parts = ("environment", "acting", "learning")
+    total = sum(row[f"{part}_{basis}"] for part in parts)
+    return [
+        *(row["task"], row["system"], str(row["seeds"])),
+        *(f"{row[f'{part}_seconds']:.3f} {row[f'{part}_{basis}'] / total:4.0%}" for part in parts),
+        *(f"{row[f'{name}_seconds']:.3f}" for name in ("update", "update_cpu", "evaluation")),
+        *(f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f}"),
+        *(memory.in_words(row[name]) if row[name] else "-" for name in ("temporary_bytes", "peak_bytes")),
+    ]
+
+
+def growth(rows: list[dict[str, tp.Any]]) -> str:
+    """The exponent p of seconds per environment step ~ agents^p, for each system: 1 is linear."""
+    lines = []
+    for system in dict.fromkeys(row["system"] for row in rows):
+        points = [(row["agents"], 1 / row["steps_per_second"]) for row in rows if row["system"] == system]
+        if len({agents for agents, _ in points}) > 1:
+            agents, seconds = zip(*points, strict=True)
+            exponent = np.polyfit(np.log(agents), np.log(seconds), 1)[0]
+            lines.append(
+                f"{system}: seconds per environment step grow with agents to the power of {exponent:.2f} "
+                f"({min(agents):,} to {max(agents):,} agents)"
+            )
+    return "\n".join(lines)
+
+
+def make_parser(systems: list[str]) -> Parser:
+    """A flag for every setting of a run and of these systems, beside what to measure."""
+    parser = Parser("", (__doc__ or "").partition("\n")[0])
+    parser.prog = parser.usage = "throughput.py"
+    parser.usage += " [TASKS...] [--systems SYSTEMS...] [flags]"
+    parser.add_argument("tasks", nargs="*", metavar="TASKS", help="default: rware/tiny-4ag and null/32ag")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="default: sable")
+    parser.add_argument("--num-seeds", type=int, metavar="INT", help="seeds side by side (default: 1)")
+    parser.add_argument("--repeats", type=int, metavar="INT", help="timed calls (default: 5)")
+    parser.add_argument(
+        "--growth", action="store_true", help=f"fit the growth with agents (tasks: {' '.join(GROWTH)})"
+    )
+    left_out = ["task", "system", "seeds", "label"]
+    for cls in dict.fromkeys(cls for name in systems for cls in own_classes(system_config(name))):
+        add_flags(parser, cls, SIZES, left_out)
+        left_out += field_names(cls)
+    add_flags(parser, RunConfig, {}, left_out)
+    return parser
+
+
+def make_job(task: str, system: str, num_seeds: int, repeats: int, given: dict[str, tp.Any]) -> Job:
+    """The measurement of a system on a task; of the settings given, those that the system has."""
+    cls = system_config(system)
+    sizes = SIZES if issubclass(cls, PPOConfig) else {}
+    fields = {name: value for name, value in (sizes | given).items() if name in field_names(cls)}
+    run = {name: value for name, value in given.items() if name in field_names(RunConfig)}
+    run |= {"task": task, "system": system, "seeds": tuple(range(num_seeds))}
+    tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("options", ())))
+    job = Job(build(RunConfig, run), build(cls, fields), repeats)
+    check_together(job.config)
+    return job
+
+
+def main(argv: list[str]) -> None:
+    first = Parser("", "")
+    first.add_argument("--systems", nargs="+", default=["sable"])
+    systems = first.parse_known_args(tidied(argv))[0].systems
+    given = parse(make_parser(systems), argv)
+    given.pop("systems", None)
+    fit, repeats, num_seeds = given.pop("growth", False), given.pop("repeats", 5), given.pop("num_seeds", 1)
+    names = given.pop("tasks", []) or (GROWTH if fit else ["rware/tiny-4ag", "null/32ag"])
+    rows = []
+    for job in [make_job(task, name, num_seeds, repeats, given) for task in names for name in systems]:
+        rows.append(in_a_process(job))
+        print(json.dumps(rows[-1]), flush=True)
+    rows = [row for row in rows if "error" not in row]
+    print(f"\n{table(rows)}")
+    if fit:
+        print(f"\n{growth(rows)}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except Help as text:
+        print(text)
+    except SableError as error:
+        sys.exit(f"throughput.py: {error}")
