@@ -71,7 +71,7 @@ class Worker:
         import jax
 
         from sable import systems
-        from sable.training import loop
+        from sable.training import loop, memory
 
         directory = batch.directory
         run, config = runs.read_config(directory)
@@ -87,7 +87,7 @@ class Worker:
         except loop.Halted:
             told.end([math.nan] * len(run.seeds))
             return loop.Result(directory, {})
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, memory.DoesNotFit) as error:
             why = " ".join(str(error).split())[:200]
             told.give_up(why)
             raise SableError(
