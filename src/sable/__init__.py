@@ -22,15 +22,18 @@ if tp.TYPE_CHECKING:
     from sable.experiments.plan import Plan
     from sable.experiments.report import Report
     from sable.experiments.tune import Outcome as Tuned
+    from sable.policy import Policy
     from sable.training.loop import Result
     from sable.training.memory import DoesNotFit
 
 __all__ = [
     "benchmark",
     "evaluate",
+    "export",
     "grid",
     "list_systems",
     "list_tasks",
+    "load",
     "make_env",
     "plan",
     "report",
@@ -78,7 +81,7 @@ def train(
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
-    make_directory = partial(runs.create, Path(out), run, config, name)
+    make_directory = partial(runs.plan, Path(out), run, config, name)
     return _train(run, config, env, make_directory, resume=False, quiet=quiet)
 
 
@@ -236,6 +239,24 @@ def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -
     return report.write(runs, Path(out), paper=paper)
 
 
+def load(path: str | Path, *, seed: int | None = None) -> "Policy":
+    """The trained team of a run or of an exported folder, ready to act: numpy in, numpy out.
+
+    Of a run's seeds it is the one with the highest absolute return, or the one given. Needs no suite.
+    """
+    from sable import policy
+
+    return policy.load(path, seed=seed)
+
+
+def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
+    """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
+    model card."""
+    from sable import policy
+
+    return policy.export(run, out, seed=seed)
+
+
 def make_env(task: str, **options: tp.Any) -> "Env":
     """The environment of that task, with the task's options changed as given."""
     from sable import envs
@@ -286,7 +307,7 @@ def _train(
             directory = make_directory()
             resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
             held.enter_context(runs.claim(directory))
-            runs.begin(directory)
+            runs.begin(directory, env.spec)
             return str(directory)
 
         directory = Path(processes.from_first(hold))

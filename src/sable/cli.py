@@ -28,6 +28,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable train --resume RUN                     go on with an interrupted run
   sable plan rware/tiny-4ag                    what that would take: memory, pace, time
   sable evaluate RUN                           play with what was learnt
+  sable export RUN -o FOLDER                   what was learnt, to be loaded anywhere
   sable list rware                             the tasks of a suite
 
   sable benchmark 'lbf/*' --systems sable mat  compare systems; a study: sable benchmark paper
@@ -198,6 +199,22 @@ def _tune(argv: Argv) -> int:
     return 0
 
 
+def _export(argv: Argv) -> int:
+    parser = Parser(
+        "export",
+        "Write the trained team of a run into a folder of its own: weights (safetensors), settings, a model "
+        "card. In Python, sable.load(FOLDER) makes it act, on any machine.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, as `sable train` printed it")
+    parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
+    parser.add_argument(
+        "--seed", type=reader(int), metavar="INT", help="which of the run's seeds (default: the best)"
+    )
+    given = parse(parser, argv)
+    print(sable.export(given.pop("run"), given.pop("out"), **given))
+    return 0
+
+
 def _report(argv: Argv) -> int:
     parser = Parser(
         "report",
@@ -231,6 +248,7 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "benchmark": _benchmark,
     "report": _report,
     "tune": _tune,
+    "export": _export,
 }
 
 

@@ -2,10 +2,12 @@
 
 config.json    what was asked for           metrics.jsonl  one object per seed and evaluation
 meta.json      where and with what it ran   checkpoints/   the whole run state
+spec.json      what its environment is like
 summary.json   what came out                curve.png, tensorboard/, marl_eval.json
 """
 
 import contextlib
+import dataclasses
 import datetime
 import fcntl
 import importlib.metadata
@@ -26,6 +28,9 @@ from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.training.logging import Row, read_rows, write_atomically
+
+if tp.TYPE_CHECKING:
+    from sable.types import EnvSpec
 
 _PACKAGES = (
     "sable",
@@ -83,10 +88,12 @@ def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = N
     return directory
 
 
-def begin(directory: Path) -> None:
-    """Write where and with what a run begins, unless it has begun already."""
+def begin(directory: Path, spec: "EnvSpec | None" = None) -> None:
+    """Write what its environment is like, and where and with what a run begins; nothing if it has begun."""
     try:
         if not (directory / "meta.json").exists():
+            if spec is not None:
+                write_json(directory / "spec.json", dataclasses.asdict(spec))
             write_json(directory / "meta.json", describe())
     except OSError as error:
         raise _cannot_write(directory, error) from None
@@ -178,7 +185,7 @@ def refuse_batch(directory: Path) -> None:
 
 def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
     """What the run was asked to do."""
-    data = _read_object(find(directory) / "config.json")
+    data = read_object(find(directory) / "config.json")
     try:
         return settings.from_dict(data)
     except SableError as error:
@@ -196,12 +203,12 @@ def read_summary(directory: Path) -> dict[str, tp.Any]:
         raise SableError(
             f"{directory} has no summary.json: the run has not finished; go on with --resume {directory}"
         )
-    return _read_object(directory / "summary.json")
+    return read_object(directory / "summary.json")
 
 
 def read_meta(directory: Path) -> dict[str, tp.Any]:
     """Where and with what the run ran; nothing where it does not say."""
-    return _read_object(directory / "meta.json") if (directory / "meta.json").is_file() else {}
+    return read_object(directory / "meta.json") if (directory / "meta.json").is_file() else {}
 
 
 def write_json(path: Path, data: tp.Any) -> None:
@@ -268,7 +275,7 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
     )
 
 
-def _read_object(path: Path) -> dict[str, tp.Any]:
+def read_object(path: Path) -> dict[str, tp.Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -30,9 +30,9 @@ class Categorical:
         """The raw action that `noise` leads to: argmax(logits + noise)."""
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
-    def sample(self, key: Array) -> Array:
-        """A raw action [..]."""
-        return self.sample_with(self.noise(key, self.logits.shape))
+    def sample(self, key: Array | None) -> Array:
+        """A raw action [..]; the most probable one without a key."""
+        return self.mode() if key is None else self.sample_with(self.noise(key, self.logits.shape))
 
     def mode(self) -> Array:
         """The most probable raw action [..]."""
@@ -80,9 +80,9 @@ class TanhNormal:
         """The raw action that `noise` leads to: mean + std * noise."""
         return self.mean + self.std * noise
 
-    def sample(self, key: Array) -> Array:
-        """A raw action [.., A]."""
-        return self.sample_with(self.noise(key, self.mean.shape))
+    def sample(self, key: Array | None) -> Array:
+        """A raw action [.., A]; the centre of the normal without a key."""
+        return self.mode() if key is None else self.sample_with(self.noise(key, self.mean.shape))
 
     def mode(self) -> Array:
         """The raw action at the centre of the normal [.., A], whose tanh is the median of tanh(u)."""

@@ -54,7 +54,7 @@ def init(net: Net, key: Array) -> PyTree:
 
 
 def act(
-    net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array
+    net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array | None
 ) -> Decision:
     """One decision for the whole team: all agents encoded at once, then decoded in `order`."""
     view, legal = observation.view[:, order], observation.legal[:, order]
@@ -62,7 +62,8 @@ def act(
     encoded, values, memory = _apply(net, params, net.encode, view, time, order, memory)
     size = net.spec.num_actions or net.spec.action_size
     kind = Categorical if net.spec.discrete else TanhNormal
-    noise = kind.noise(key, (num_envs, net.spec.num_agents, size))
+    shape = (num_envs, net.spec.num_agents, size)
+    noise = jnp.zeros(shape) if key is None else kind.noise(key, shape)  # without noise, the most probable
     opened = _apply(net, params, net.open, memory, num_envs)
     given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
     if isinstance(net, Sable) and net.config.decoding == "parallel":

@@ -43,8 +43,9 @@ class System(tp.NamedTuple):
     """num_envs -> the memory of episodes not yet begun, all zeros; () for a memoryless system"""
     explore: tp.Callable[[tp.Any, Observation, PyTree, Array], Decision]
     """(learner, observation, memory, key) -> the decision while collecting"""
-    exploit: tp.Callable[[PyTree, Observation, PyTree, Array], Decision]
-    """(params, observation, memory, key) -> the decision while evaluating or deployed"""
+    exploit: tp.Callable[[PyTree, Observation, PyTree, Array | None], Decision]
+    """(params, observation, memory, key) -> the decision while evaluating or deployed; without a key the most
+    probable one"""
     final: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
     """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for
     nothing, its value for bootstrapping through time limits, the observation itself for replay"""

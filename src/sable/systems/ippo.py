@@ -59,7 +59,9 @@ def make_policy(spec: EnvSpec, config: ActorCriticConfig, *, centralised: bool =
         value, critic_memory = critic.apply(params["critic"], observation, memory and memory.critic, first)
         return distribution, value, memory and Memory(actor=actor_memory, critic=critic_memory)
 
-    def act(params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array) -> Decision:
+    def act(
+        params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array | None
+    ) -> Decision:
         distribution, values, new = consider(params, *_one_step(observation, memory))
         raw = distribution.sample(key)
         action, raw, log_prob, value = (

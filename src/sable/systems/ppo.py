@@ -41,7 +41,7 @@ class Policy(tp.NamedTuple):
 
     init: tp.Callable[[Array], PyTree]
     initial_memory: tp.Callable[[int], PyTree]
-    act: tp.Callable[[PyTree, Observation, PyTree, Array, Array], Decision]
+    act: tp.Callable[[PyTree, Observation, PyTree, Array, Array | None], Decision]
     """(params, observation [B], memory, order, key) -> Decision whose extras are `Acted`"""
     value: tp.Callable[[PyTree, Observation, PyTree, Array], Array]
     """(params, observation [B], memory, order) -> [B, N]"""
@@ -122,7 +122,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
     def explore(learner: PPOLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
         return policy.act(learner.params, observation, memory, learner.order, key)
 
-    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
         return policy.act(params, observation, memory, natural, key)
 
     def final(learner: PPOLearner, observation: Observation, memory: PyTree) -> PyTree:

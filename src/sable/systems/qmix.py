@@ -77,7 +77,7 @@ def make(spec: EnvSpec, config: QMIXConfig) -> System:
     def initial_memory(num_envs: int) -> Array:
         return jnp.zeros((num_envs, spec.num_agents, config.recurrent_size))
 
-    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
         first = jnp.zeros((1, memory.shape[0]), bool)  # whoever calls has emptied the memory where it is
         q, memory = agent.apply(params, observation.view[None], memory, first)
         return Decision(action=masked_categorical(q[0], observation.legal).mode(), memory=memory, extras=())

@@ -126,7 +126,7 @@ def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
         anything = jnp.arctanh(jax.random.uniform(uniform_key, raw.shape, minval=-1.0))
         return _decision(distribution, jnp.where(learner.env_steps < config.warmup_steps, anything, raw))
 
-    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array) -> Decision:
+    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
         distribution = policies.act(params, observation.view)
         return _decision(distribution, distribution.sample(key))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from sable.errors import SableError
@@ -72,13 +73,7 @@ def steps(folder: Path) -> list[int]:
 def restore(directory: Path, like: PyTree) -> Checkpoint:
     """The newest checkpoint of a run, checked against its manifest, with the structure and types of
     `like`."""
-    folder = directory / FOLDER
-    committed = steps(folder)
-    if not committed:
-        raise SableError(
-            f"{directory} holds no checkpoint: the run stopped before its first one; go on with --resume"
-        )
-    path = folder / f"{committed[-1]:010d}"
+    path = _newest(directory)
     manifest = _verified(path)
     leaves = _named(like)
     _refuse_other_arrays(path, manifest["arrays"], {name: _kind(leaf) for name, leaf in leaves.items()})
@@ -96,6 +91,32 @@ def restore(directory: Path, like: PyTree) -> Checkpoint:
         for name, leaf in leaves.items()
     ]
     return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+
+
+def read(directory: Path, prefix: str) -> dict[str, tp.Any]:
+    """Those arrays of a run's newest checkpoint whose names begin so, checked against its manifest."""
+    path = _newest(directory)
+    names = [name for name in _verified(path)["arrays"] if name.startswith(prefix)]
+    import orbax.checkpoint as ocp
+
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    with _checkpointer() as reader:
+        return reader.restore(
+            (path / ARRAYS).absolute(),
+            item=dict.fromkeys(names, 0),
+            restore_args=as_numpy,
+            partial_restore=True,
+        )
+
+
+def _newest(directory: Path) -> Path:
+    """The newest committed checkpoint of a run."""
+    committed = steps(directory / FOLDER)
+    if not committed:
+        raise SableError(
+            f"{directory} holds no checkpoint: the run stopped before its first one; go on with --resume"
+        )
+    return directory / FOLDER / f"{committed[-1]:010d}"
 
 
 def _checkpointer() -> tp.Any:

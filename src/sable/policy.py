@@ -1,0 +1,258 @@
+"""A trained team, ready to act: numpy in, numpy out. It needs no environment, and none of their suites.
+
+>>> policy = sable.load("runs/lbf/2s-8x8-2p-2f-coop/sable/20261115-120000")
+>>> policy.reset(batch=1)
+>>> actions = policy.act(views)  # views [1, agents, features] -> actions [1, agents]
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import typing as tp
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sable import settings, systems, tensors
+from sable.config import RunConfig, SystemConfig
+from sable.errors import SableError
+from sable.experiments import runs
+from sable.ops import tree
+from sable.training import checkpoint
+from sable.training.logging import number, write_atomically
+from sable.types import EnvSpec, Observation, PyTree, struct
+
+FORMAT = 1
+WEIGHTS, ABOUT = "weights.safetensors", "policy.json"
+
+
+@struct
+class Memory:
+    """All that a team carries from one step to the next, [B, ..]."""
+
+    remembered: PyTree
+    time: jax.Array
+    key: jax.Array
+
+
+class Policy:
+    """A trained team. `act` keeps the memory inside; `step` is handed it and hands it back."""
+
+    def __init__(self, run: RunConfig, config: SystemConfig, spec: EnvSpec, params: PyTree):
+        self.run, self.config, self.spec = run, config, spec
+        self.params = jax.tree.map(jnp.asarray, params)  # on the device, once
+        self._system = systems.make(run.system, spec, config)
+        self._steps = {greedy: jax.jit(partial(self._decide, greedy=greedy)) for greedy in (False, True)}
+        self._memory: Memory | None = None
+
+    def reset(self, batch: int = 1, seed: int = 0) -> None:
+        """Begin `batch` episodes side by side; `seed` chooses what is sampled."""
+        self._memory = self.initial_memory(batch, seed)
+
+    def act(
+        self,
+        views: np.ndarray,
+        legal: np.ndarray | None = None,
+        first: np.ndarray | None = None,
+        *,
+        greedy: bool = False,
+    ) -> np.ndarray:
+        """The actions [batch, agents, ..] of every agent, given what each sees, [batch, agents, features].
+
+        `legal` [batch, agents, actions] says which actions may be taken, all where it is left out; `first`
+        [batch] where a new episode begins, which empties that part of the memory. Actions are sampled, or the
+        most probable ones with `greedy`.
+        """
+        if self._memory is None:
+            raise SableError("call reset(batch=..) before act: the team must know how many episodes it plays")
+        action, self._memory = self.step(self._memory, views, legal, first, greedy=greedy)
+        return action
+
+    def step(
+        self,
+        memory: Memory,
+        views: np.ndarray,
+        legal: np.ndarray | None = None,
+        first: np.ndarray | None = None,
+        *,
+        greedy: bool = False,
+    ) -> tuple[np.ndarray, Memory]:
+        """`act` for a memory of your own: (the actions, the memory after them)."""
+        batch, spec = memory.time.shape[0], self.spec
+        legal = np.ones((batch, spec.num_agents, spec.num_actions or 1), bool) if legal is None else legal
+        first = np.zeros(batch, bool) if first is None else first
+        wanted = {
+            "views": (views, (batch, spec.num_agents, spec.view_size), np.float32),
+            "legal": (legal, (batch, spec.num_agents, spec.num_actions or 1), bool),
+            "first": (first, (batch,), bool),
+        }
+        given = [_checked(name, *what) for name, what in wanted.items()]
+        action, memory = self._steps[greedy](self.params, memory, *given)
+        return np.asarray(action), memory
+
+    def initial_memory(self, batch: int = 1, seed: int = 0) -> Memory:
+        """The memory of `batch` episodes not yet begun."""
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            raise SableError(f"batch={batch!r}: expected a whole number of at least 1")
+        return Memory(
+            remembered=self._system.initial_memory(batch),
+            time=jnp.zeros(batch, jnp.int32),
+            key=jax.random.key(seed),
+        )
+
+    def _decide(self, params, memory, view, legal, first, *, greedy):
+        key, sample_key = jax.random.split(memory.key)
+        time = jnp.where(first, 0, memory.time)
+        # Only critics look at the global state, and nobody asks for values here.
+        size = self.spec.state_size
+        state = jnp.zeros((view.shape[0], size)) if size else ()
+        decision = self._system.exploit(
+            params,
+            Observation(view=view, legal=legal, time=time, state=state),
+            tree.reset(memory.remembered, first),
+            None if greedy else sample_key,
+        )
+        return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
+
+
+def load(path: str | Path, *, seed: int | None = None) -> Policy:
+    """The policy of a run, its best parameters, or of a folder that `export` wrote.
+
+    Of a run's seeds it is the one with the highest absolute return, or the one given.
+    """
+    directory = Path(path).expanduser()
+    if not (directory / ABOUT).is_file():
+        return _of_run(runs.find(directory), seed)[0]
+    about = _read(directory / ABOUT)
+    try:
+        run, config = settings.from_dict(about["settings"])
+        spec, params = EnvSpec(**about["spec"]), tensors.read(directory / WEIGHTS)
+        if about["format"] != FORMAT or about["weights"] != _digest(directory / WEIGHTS):
+            raise SableError(f"{directory / WEIGHTS} does not belong to {ABOUT}")
+    except (KeyError, TypeError) as error:
+        raise SableError(f"{directory / ABOUT} is damaged: {error}") from None
+    if seed is not None and seed != about.get("seed"):
+        raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
+    return Policy(run, config, spec, _nested(params))
+
+
+def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
+    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card."""
+    directory, folder = runs.find(run), Path(out).expanduser()
+    ours = not folder.exists() or (folder / ABOUT).is_file()
+    if not ours and (not folder.is_dir() or any(folder.iterdir())):
+        raise SableError(f"{folder} already holds something; choose another folder")
+    policy, chosen = _of_run(directory, seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors.write(folder / WEIGHTS, _flat(policy.params))
+        if (directory / "curve.png").is_file():
+            shutil.copyfile(directory / "curve.png", folder / "curve.png")
+        about = {
+            "format": FORMAT,
+            "settings": settings.to_dict(policy.run, policy.config),
+            "spec": dataclasses.asdict(policy.spec),
+            "seed": chosen,
+            "weights": _digest(folder / WEIGHTS),
+            "versions": runs.read_meta(directory).get("versions", {}),
+        }
+        write_atomically(folder / "README.md", _card(policy, chosen, directory).encode())
+        runs.write_json(folder / ABOUT, about)  # last: what has it is whole
+    except OSError as error:
+        raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def _of_run(directory: Path, seed: int | None) -> tuple[Policy, int]:
+    """A run's policy, and the seed it is of."""
+    run, config = runs.read_config(directory)
+    arrays = checkpoint.read(directory, "best.")
+    if seed is not None and seed not in run.seeds:
+        raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
+    scores = np.asarray(arrays["best.score"], float)
+    if not np.isfinite(scores).any():
+        raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")
+    absolute = [number(x) for x in _read(directory / "summary.json").get("absolute_return", [])]
+    ranks = np.array(absolute) if len(absolute) == len(scores) else scores
+    index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(ranks))
+    prefix = "best.params."
+    params = {name.removeprefix(prefix): x[index] for name, x in arrays.items() if name.startswith(prefix)}
+    return Policy(run, config, _spec(directory, run), _nested(params)), run.seeds[index]
+
+
+def _spec(directory: Path, run: RunConfig) -> EnvSpec:
+    """What the run's environment was like."""
+    saved = _read(directory / "spec.json")
+    if not saved:
+        raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
+    return EnvSpec(**saved)
+
+
+def _read(path: Path) -> dict[str, tp.Any]:
+    """The JSON object in a file; empty where there is no file."""
+    return runs.read_object(path) if path.is_file() else {}
+
+
+def _nested(flat: dict[str, np.ndarray]) -> dict[str, tp.Any]:
+    """Parameters as networks have them, from their names' parts."""
+    nested: dict[str, tp.Any] = {}
+    for name, array in flat.items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = array
+    return nested
+
+
+def _flat(params: PyTree) -> dict[str, np.ndarray]:
+    """The inverse of `_nested`."""
+    leaves = jax.tree.leaves_with_path(params)
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    return dict(zip(names, (np.asarray(leaf) for _, leaf in leaves), strict=True))
+
+
+def _checked(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise SableError(f"{name} has shape {list(array.shape)}; expected {list(shape)}")
+    return array.astype(kind)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _card(policy: Policy, seed: int, directory: Path) -> str:
+    """A model card in Markdown."""
+    summary, spec = _read(directory / "summary.json"), policy.spec
+    actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
+    absolute = summary.get("absolute_return", [])
+    returns = ", ".join(f"{number(x):.4g}" for x in absolute) or "not finished"
+    seeds = ", ".join(map(str, policy.run.seeds))
+    curve = "![evaluation return over environment steps](curve.png)\n\n"
+    return f"""# {policy.run.system} on {policy.run.task}
+
+A team of {spec.num_agents} agents, each seeing {spec.view_size} numbers and choosing {actions}. Trained by
+sable for {policy.run.total_steps:,} environment steps; this is seed {seed} of {seeds}.
+
+Return of the best parameters on {policy.run.absolute_episodes} fresh episodes, by seed: {returns}.
+
+{curve if (directory / "curve.png").is_file() else ""}```python
+import sable
+
+policy = sable.load("this folder")
+policy.reset(batch=1)
+actions = policy.act(views)  # numpy [1, {spec.num_agents}, {spec.view_size}] -> [1, {spec.num_agents}]
+```
+
+`{ABOUT}` holds every setting it was trained with.
+
+```json
+{json.dumps(dataclasses.asdict(policy.config), indent=2)}
+```
+"""

@@ -1,0 +1,56 @@
+"""Named arrays in one file, in the safetensors format: a length, a JSON header, the raw numbers. Reading runs
+no code, and a SHA-256 sum of the numbers, kept in the header, is checked first."""
+
+import hashlib
+import json
+import math
+import typing as tp
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sable.errors import SableError
+from sable.training.logging import write_atomically
+
+_KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U32": "<u4", "U8": "|u1"}
+_KINDS |= {"BOOL": "|b1"}
+_NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Make these arrays the content of `path`, whole or not at all."""
+    header, parts, offset = {}, [], 0
+    for name, array in sorted(arrays.items()):
+        part = np.ascontiguousarray(array).tobytes()
+        place = [offset, offset := offset + len(part)]
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": place}
+        parts.append(part)
+    data = b"".join(parts)
+    header["__metadata__"] = {"sha256": hashlib.sha256(data).hexdigest()}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_atomically(path, len(text).to_bytes(8, "little") + text + data)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in `path`, by name; anything not as it was written is refused."""
+    try:
+        content = path.read_bytes()
+        begin = 8 + int.from_bytes(content[:8], "little")
+        header, data = json.loads(content[8:begin]), content[begin:]
+        digest = header.pop("__metadata__")["sha256"]
+        if len(content) < begin or hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError("its numbers are not what was written")
+        return {name: _array(entry, data) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SableError(
+            f"{path} cannot be read: {' '.join(str(error).split()) or 'it is damaged'}"
+        ) from None
+
+
+def _array(entry: dict[str, tp.Any], data: bytes) -> np.ndarray:
+    kind, shape, (begin, end) = np.dtype(_KINDS[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
+    if not 0 <= begin <= end <= len(data) or math.prod(shape) * kind.itemsize != end - begin:
+        raise ValueError("an array does not fit its place")
+    return np.frombuffer(data[begin:end], kind).reshape(shape)

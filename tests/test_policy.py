@@ -1,0 +1,164 @@
+"""A trained team is loaded and acts as it did when it was measured; what is damaged is never loaded."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sable
+from sable import policy, systems, tensors
+from sable.cli import main
+from sable.errors import SableError
+from sable.types import Observation
+
+SMALL = {"total_steps": 640, "num_evaluations": 2, "evaluation_episodes": 4, "absolute_episodes": 4}
+SIZES = {"num_envs": 4, "rollout_length": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out, width = tmp_path_factory.mktemp("run"), {"embed_dim": 16, "num_heads": 2}
+    return sable.train("probe/recall", seeds=(3, 8), out=out, name="r", quiet=True, **SMALL, **SIZES, **width)
+
+
+def played(team: policy.Policy, views, *, first=None, greedy=False) -> np.ndarray:
+    team.reset(batch=views.shape[1], seed=7)
+    firsts = np.zeros(views.shape[:2], bool) if first is None else first
+    return np.stack([team.act(view, first=f, greedy=greedy) for view, f in zip(views, firsts, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def views():
+    return np.random.default_rng(0).normal(size=(5, 3, 2, 4)).astype(np.float32)
+
+
+def test_the_best_seed_is_loaded_unless_another_is_asked_for(run):
+    best = run.summary["seeds"][int(np.argmax(run.summary["absolute_return"]))]
+    params = [sable.load(run.directory, seed=seed).params for seed in (None, best, {3: 8, 8: 3}[best])]
+    same = [jax.tree.map(np.array_equal, params[0], other) for other in params[1:]]
+    assert all(jax.tree.leaves(same[0])) and not all(jax.tree.leaves(same[1]))
+    with pytest.raises(SableError, match="has no seed 5; it has 3, 8"):
+        sable.load(run.directory, seed=5)
+
+
+def test_acting_is_what_the_system_does_with_the_best_parameters(run, views):
+    team = sable.load(run.directory)
+    system = systems.make("sable", team.spec, team.config)
+    memory, actions = system.initial_memory(3), []
+    for time, view in enumerate(views):
+        seen = Observation(
+            view=jnp.asarray(view),
+            legal=jnp.ones((3, 2, team.spec.num_actions), bool),
+            time=jnp.full(3, time),
+            state=(),
+        )
+        decision = system.exploit(team.params, seen, memory, None)
+        memory = decision.memory
+        actions.append(decision.action)
+    np.testing.assert_array_equal(played(team, views, greedy=True), np.stack(actions))
+
+
+def test_sampling_depends_on_the_seed_alone_and_greedy_on_nothing(run, views):
+    team = sable.load(run.directory)
+    many = np.repeat(views, 40, axis=1)
+    assert np.array_equal(played(team, many), played(team, many))
+    assert not np.array_equal(played(team, many), played(team, many, greedy=True))
+
+
+def test_a_new_episode_empties_its_part_of_the_memory_and_no_other(run, views):
+    team, opens = sable.load(run.directory), np.array([False, True, False])
+    memory = team.initial_memory(3)
+    for view in views[:2]:
+        _, memory = team.step(memory, view, greedy=True)
+    (_, mixed), (_, went_on), (_, began) = (
+        team.step(before, views[2], first=first, greedy=True)
+        for before, first in ((memory, opens), (memory, None), (team.initial_memory(3), None))
+    )
+    for found, on, new in zip(*(jax.tree.leaves(m.remembered) for m in (mixed, went_on, began)), strict=True):
+        np.testing.assert_array_equal(found, np.where(opens[:, None, None, None], new, on))
+        assert not np.array_equal(on, new)
+    assert mixed.time.tolist() == [3, 1, 3]
+
+
+def test_an_exported_folder_plays_the_same_without_a_suite(run, views, tmp_path):
+    assert main(["export", str(run.directory), "-o", str(tmp_path / "team")]) == 0
+    assert {path.name for path in (tmp_path / "team").iterdir()} == {
+        "weights.safetensors", "policy.json", "README.md", "curve.png",
+    }  # fmt: skip
+    np.save(tmp_path / "views.npy", views)
+    code = """
+import sys
+sys.modules |= dict.fromkeys(["jumanji", "jaxmarl", "brax"])  # importing one of them fails
+import numpy as np, sable
+team = sable.load("team")
+team.reset(batch=3, seed=7)
+np.save("actions.npy", np.stack([team.act(view) for view in np.load("views.npy")]))
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), played(sable.load(run.directory), views))
+
+
+def test_a_damaged_artefact_is_refused_and_named(run, tmp_path):
+    folder = sable.export(run.directory, tmp_path / "team")
+    for name in (policy.WEIGHTS, policy.ABOUT):
+        whole = (folder / name).read_bytes()
+        for position in np.linspace(0, len(whole) - 1, 40).astype(int):
+            damaged = bytearray(whole)
+            damaged[position] ^= 16
+            (folder / name).write_bytes(damaged)
+            try:
+                team = sable.load(folder)
+            except SableError as error:
+                assert str(folder) in str(error) or "configuration" in str(error) or "=" in str(error)
+            else:  # a byte that says nothing about the team, as in a version
+                assert name == policy.ABOUT and team.params is not None
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(SableError):
+            sable.load(folder)
+        (folder / name).write_bytes(whole)
+
+
+def test_mistakes_are_one_line(run, tmp_path):
+    team = sable.load(run.directory)
+    with pytest.raises(SableError, match="call reset"):
+        team.act(np.zeros((1, 2, 4)))
+    team.reset(batch=2)
+    with pytest.raises(SableError, match=r"views has shape \[1, 2, 4\]; expected \[2, 2, 4\]"):
+        team.act(np.zeros((1, 2, 4)))
+    with pytest.raises(SableError, match="not a run"):
+        sable.load(tmp_path)
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(SableError, match="already holds something"):
+        sable.export(run.directory, tmp_path)
+
+
+def test_arrays_survive_and_their_file_is_safetensors(tmp_path):
+    arrays = {
+        "a.b": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not contiguous
+        "flag": np.array([True, False]),
+        "none": np.zeros((0, 4), np.int32),
+    }
+    tensors.write(tmp_path / "x.safetensors", arrays)
+    found = tensors.read(tmp_path / "x.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+    content = (tmp_path / "x.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert header["a.b"] == {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]} and length % 8 == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["mat", "ippo", "mappo", "qmix", "masac", "hasac"])
+def test_every_system_can_be_loaded(system, tmp_path):
+    task = "probe/continuous" if system in ("masac", "hasac") else "probe/recall"
+    result = sable.train(task, system=system, out=tmp_path, quiet=True, **SMALL, **SIZES)
+    team = sable.load(sable.export(result.directory, tmp_path / "team"))
+    team.reset(batch=2)
+    for greedy in (False, True):
+        assert team.act(np.zeros((2, 2, team.spec.view_size)), greedy=greedy).shape[:2] == (2, 2)
