@@ -263,6 +263,7 @@ def test_a_reader_that_goes_away_is_no_error():
         "train --help",
         "list",
         "train --num-envs 3",
+        "plan --num-envs 3",
         "train --out file/below",
         "train --resume nowhere",
     ],

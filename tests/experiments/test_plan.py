@@ -79,8 +79,8 @@ def test_times_add_up(plan):
 
 def test_the_largest_run_that_fits_needs_what_was_predicted():
     """The line through two small programs, held against the count of one several times as large."""
-    room = 10 * rehearsal().needed
-    most = sizes.most_envs(rehearsal(), rehearsal(num_envs=2), room)
+    room, small = 10 * rehearsal().needed, rehearsal(num_envs=2)
+    most = sizes.most_envs(rehearsal(), small, room)
     assert most is not None and most % 2 == 0
     assert rehearsal(num_envs=most).needed == pytest.approx(room, rel=0.1)
     seeds = sizes.most_seeds(rehearsal(), room)

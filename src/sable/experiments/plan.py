@@ -135,15 +135,16 @@ def _times(rehearsal: Rehearsal, other: Rehearsal, boundaries: list[int], room: 
     small = min(rehearsal, other, key=lambda each: each.config.num_envs)
     if small.needed > room:
         return {}
-    update, state = _timed_updates(small, small.start(), repeats=2)
+    update, state = _timed_updates(small, small.start())
     assess = small.assess  # compiled before the clock starts
-    evaluation, _ = timed(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS / 2)
+    evaluation, _ = timed(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
     del state
     probed, seconds = small, update.seconds * num_envs / small.config.num_envs
-    if small is not rehearsal and rehearsal.needed <= room and 2 * seconds <= PROBE_SECONDS:
-        probed, repeats = rehearsal, min(5, int(PROBE_SECONDS / seconds) - 1)
-        update, _ = _timed_updates(rehearsal, rehearsal.start(), repeats)
-        seconds = update.seconds
+    # Accelerators take hardly longer for many environments than for few: there this is far too much.
+    likely = seconds if jax.default_backend() == "cpu" else seconds / 10
+    if small is not rehearsal and rehearsal.needed <= room and likely <= PROBE_SECONDS:
+        update, _ = _timed_updates(rehearsal, rehearsal.start())
+        probed, seconds = rehearsal, update.seconds
     compiling = rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"]
     # Evaluation is compiled twice, for its own episodes and for those of the absolute metric.
     compiling += small.compile_seconds["start"] + 2 * small.compile_seconds["assess"]
@@ -158,11 +159,11 @@ def _times(rehearsal: Rehearsal, other: Rehearsal, boundaries: list[int], room: 
     }
 
 
-def _timed_updates(rehearsal: Rehearsal, state: State, repeats: int) -> tuple[Timing, State]:
+def _timed_updates(rehearsal: Rehearsal, state: State) -> tuple[Timing, State]:
     def update(state: State) -> State:
         return dataclasses.replace(state, run=rehearsal.unit(state.run, np.int32(1)))
 
-    return timed(update, state, repeats, patience=PROBE_SECONDS / 2)
+    return timed(update, state, repeats=5, patience=PROBE_SECONDS)
 
 
 def _bare(tree: PyTree) -> PyTree:

@@ -104,13 +104,13 @@ def timed(
     call: Callable[[tp.Any], tp.Any], state: tp.Any, repeats: int, patience: float = math.inf
 ) -> tuple[Timing, tp.Any]:
     """How long `call`, which is fed what it last returned, takes after one call that warms up, and what it
-    returned. Once a call took longer than `patience`, it is not called again."""
+    returned. Once the calls took longer than `patience` together, there are no more."""
     walls, cpus = [], []
     for _ in range(1 + repeats):
         wall, cpu = time.perf_counter(), time.process_time()
         state = jax.block_until_ready(call(state))
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-        if walls[-1] > patience:
+        if sum(walls) > patience:
             break
     return Timing(statistics.median(walls[1:] or walls), statistics.median(cpus[1:] or cpus)), state

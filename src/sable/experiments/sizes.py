@@ -1,12 +1,11 @@
 """Other sizes of a run: the largest that fits, and the nearest to one that does not.
 
-The memory a run needs grows with its environments along a straight line, and with its seeds in proportion
-from two of them on, so that two or three programs, compiled and not run, tell how far it may go
-(tests/experiments/test_plan.py holds the line against XLA's count).
+The memory a run needs grows with its environments along a straight line, or two where a rollout comes to
+need more than learning does, and with its seeds in proportion from two of them on. So a few programs,
+compiled and not run, tell how far it may go.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 
@@ -30,19 +29,13 @@ def room() -> int:
 
 
 def most_envs(one: Rehearsal, other: Rehearsal, room: int) -> int | None:
-    """The largest number of environments that fits, by two runs that differ in nothing else; None where
-    memory does not grow with them."""
-    run, config = one.run, one.config
-    reach = _reach((config.num_envs, one.needed), (other.config.num_envs, other.needed), room)
-    if reach is None:
+    """The largest number of environments that fits, found from two runs that differ in nothing else and
+    compiled to make sure; None where memory does not grow with them."""
+    small, large = sorted((each.config.num_envs, each.needed) for each in (one, other))
+    if small[1] >= large[1]:
         return None
-    step = _steps(run, config)[1]
-    most = max(int(reach) // step, 0)
-    least = min(config.num_envs // step, most)
-    while least < most:  # too many for a setting, such as the replay's size, stay too many
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if _allowed(run, config, middle * step) else (least, middle - 1)
-    return least * step
+    found = _fitting("num_envs", one, small, large, room)
+    return found[0] if found else 0
 
 
 def most_seeds(one: Rehearsal, room: int) -> int:
@@ -57,20 +50,16 @@ def most_seeds(one: Rehearsal, room: int) -> int:
 
 def refusal(error: memory.DoesNotFit, env: Env, run: RunConfig, config: SystemConfig) -> SableError:
     """The same refusal with the nearest setting that fits, which was compiled to make sure."""
-    seeds, bound = len(run.seeds), room()
-
-    def needed(**sizes: int) -> int:
-        return Rehearsal(env, *changed(run, config, **sizes)).needed
-
-    found = None
-    if seeds > 1:
-        end = (seeds, error.needed)
-        found = _nearest("num_seeds", (0, 0), end, _steps(run, config)[0], bound, needed)
+    refused, bound, name, found = Rehearsal(env, run, config), room(), "num_seeds", None
+    if len(run.seeds) > 1:
+        found = _fitting(name, refused, (0, 0), (len(run.seeds), error.needed), bound)
     if found is None:
-        _, small = another(run, config)
-        start, end = (small.num_envs, needed(num_envs=small.num_envs)), (config.num_envs, error.needed)
-        found = _nearest("num_envs", start, end, _steps(run, config)[1], bound, needed)
-    advice = found or "no number of environments fits; try a shorter rollout_length or a smaller network"
+        other = Rehearsal(env, *another(run, config))
+        small, large = sorted([(other.config.num_envs, other.needed), (config.num_envs, error.needed)])
+        name, found = "num_envs", _fitting("num_envs", refused, small, large, bound)
+    advice = "no number of environments fits; try a shorter rollout_length or a smaller network"
+    if found is not None:
+        advice = f"{name}={found[0]} would fit, with {memory.in_words(found[1])}"
     return SableError(f"{run.task}: {error}; {advice}")
 
 
@@ -85,10 +74,10 @@ def changed(
 
 
 def another(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemConfig]:
-    """The same run with about an eighth of its environments, or with twice as many where that is not
+    """The same run with about a sixteenth of its environments, or with twice as many where that is not
     possible."""
     step = _steps(run, config)[1]
-    fewer = max(config.num_envs // 8 // step * step, step)
+    fewer = max(config.num_envs // 16 // step * step, step)
     try:
         if fewer < config.num_envs:
             return changed(run, config, num_envs=fewer)
@@ -109,25 +98,37 @@ def _reach(one: Point, other: Point, room: int) -> float | None:
     return one[0] + (room - one[1]) / slope if slope > 0 else None
 
 
-def _allowed(run: RunConfig, config: SystemConfig, num_envs: int) -> bool:
+def _fitting(name: str, run: Rehearsal, small: Point, large: Point, room: int) -> Point | None:
+    """The largest number of environments or seeds that fits: where the line says, if the program compiled
+    for it agrees. Else that program ends the next line, whose inside lies above all counts in between, since
+    they grow ever faster if not evenly."""
+    for _ in range(3):
+        number = _allowed(name, run, int(_reach(small, large, room) or 0))
+        if number == 0 or number == large[0]:
+            return large if number and large[1] <= room else None
+        try:
+            needed = Rehearsal(run.env, *changed(run.run, run.config, **{name: number})).needed
+        except jax.errors.JaxRuntimeError:  # so large that it cannot even be compiled
+            needed = 2 * room
+        if needed <= room:
+            return number, needed
+        large = (number, needed)
+    return None
+
+
+def _allowed(name: str, run: Rehearsal, most: int) -> int:
+    """The largest number up to `most` that the configuration allows; 0 for none."""
+    step = _steps(run.run, run.config)[name == "num_envs"]
+    few, many = 0, most // step
+    while few < many:  # too many for a setting, such as the replay's size, stay too many
+        middle = (few + many + 1) // 2
+        few, many = (middle, many) if _is_allowed(name, run, middle * step) else (few, middle - 1)
+    return few * step
+
+
+def _is_allowed(name: str, run: Rehearsal, number: int) -> bool:
     try:
-        changed(run, config, num_envs=num_envs)
+        changed(run.run, run.config, **{name: number})
     except SableError:
         return False
     return True
-
-
-def _nearest(
-    name: str, small: Point, large: Point, step: int, room: int, needed: Callable[..., int]
-) -> str | None:
-    """The setting nearest to `large` that fits, in words, by the line from `small` and then by the count of
-    the program at the place it points to."""
-    for _ in range(3):
-        number = int(_reach(small, large, room) or 0) // step * step
-        if number < step or number == large[0]:
-            return None
-        num_bytes = needed(**{name: number})
-        if num_bytes <= room:
-            return f"{name}={number} would fit, with {memory.in_words(num_bytes)}"
-        large = (number, num_bytes)
-    return None
