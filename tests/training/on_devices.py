@@ -72,8 +72,8 @@ def _on(split, parts, first, expected):
     same = [jax.tree.map(lambda x: x[:num_seeds], run) for run in expected]
     return {
         "split": list(mesh.devices.shape),
-        "params": [distance(a.learner.params, b.learner.params) for a, b in zip(found, same, strict=True)],
-        "gradients": [distance(momenta(a), momenta(b)) for a, b in zip(found, same, strict=True)],
+        "params": [deviation(a.learner.params, b.learner.params) for a, b in zip(found, same, strict=True)],
+        "gradients": [deviation(momenta(a), momenta(b)) for a, b in zip(found, same, strict=True)],
         "situation": [distance(a.situation, b.situation) for a, b in zip(found, same, strict=True)],
         "metrics": [distance(a.tally, b.tally, floor=1.0) for a, b in zip(found, same, strict=True)],
         "shares": {name: shares(getattr(found[1], name)) for name in ("situation", "learner", "halted")},
@@ -85,6 +85,12 @@ def momenta(run):
     """The means of gradients that Adam keeps, by their place in the learner."""
     leaves = jax.tree.leaves_with_path(run.learner)
     return {name: leaf for path, leaf in leaves if ".mu" in (name := jax.tree_util.keystr(path))}
+
+
+def deviation(found, expected):
+    """The length of the difference of two trees, taken as vectors, relative to the length of the second."""
+    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (found, expected))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def distance(found, expected, floor=1e-12):

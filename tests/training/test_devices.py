@@ -124,10 +124,9 @@ def assert_shared(found, split, *, replay=False):
     """One device's numbers to rounding, and a share of them on each."""
     num_devices = split[0] * split[1]
     assert found["split"] == list(split)
-    # Measured after one update and after three: parameters 6e-6, means of gradients 7e-6, memories 2e-7,
-    # metrics 2e-7 (Sable); 2e-7 throughout, environments equal bit for bit (MASAC).
-    assert max(found["params"] + found["gradients"]) < 1e-5
-    assert max(found["situation"] + found["metrics"]) < 1e-6
+    # Measured after one update and after three, four systems, three splits: gradients at most 3e-7,
+    # parameters 2e-8, memories 2e-7, metrics 6e-7; environments the same bit for bit.
+    assert max(found["gradients"] + found["params"] + found["situation"] + found["metrics"]) < 1e-6
     shares = found["shares"]
     assert shares["situation"] == [1 / num_devices], "environments, time steps and memories: a part each"
     learnt = {1 / split[0]} | ({1 / num_devices} if replay else set())
@@ -167,7 +166,8 @@ def test_every_split_learns_the_same(system):
     for name, split in splits.items():
         assert_shared(found[name], split, replay=system in ("masac", "qmix"))
         looped = {kind for kind, looped in found[name]["collectives"] if looped}
-        assert looped <= ({"all-reduce"} if system in ("sable", "ippo") and split[1] > 1 else set())
+        if system != "ippo":  # with memory it lines up all tokens, across devices, for its products
+            assert looped <= ({"all-reduce"} if system == "sable" and split[1] > 1 else set())
 
 
 FLAGS = ["--system", "masac", "--seeds", "3", "--total-steps", "256", "--num-evaluations", "2"]
@@ -233,7 +233,7 @@ def test_two_processes_stop_together_and_go_on_together_or_alone(tmp_path):
     """A signal to the second one; Sable, whose gradients then cross between the processes."""
     sizes = ["--seeds", "3", "--num-envs", "4", "--rollout-length", "4", "--num-epochs", "1"]
     sizes += ["--embed-dim", "8", "--evaluation-episodes", "4", "--absolute-episodes", "8"]
-    budget = ["--total-steps", "40000", "--num-evaluations", "50"]
+    budget = ["--total-steps", "16000", "--num-evaluations", "20"]
     started = start("probe/recall", *sizes, *budget, "--devices", "all", "--out", tmp_path, "--name", "r")
     directory = tmp_path / "probe" / "recall" / "sable" / "r"
     while not (directory / "checkpoints").exists():
@@ -253,6 +253,6 @@ def test_two_processes_stop_together_and_go_on_together_or_alone(tmp_path):
     result = sable.train(resume=directory, devices=1, quiet=True)
     rows = read_rows(directory / "metrics.jsonl")
     assert [row["env_steps"] for row in rows] == sorted({row["env_steps"] for row in rows})
-    assert len(rows) == 50 and result.summary["env_steps"] == 40000
+    assert len(rows) == 20 and result.summary["env_steps"] == 16000
     resumed = json.loads((directory / "meta.json").read_text())["resumed"]
     assert [once["device"]["count"] for once in resumed] == [2, 1]
