@@ -77,6 +77,7 @@ def test_times_add_up(plan):
     assert plan.total_seconds > plan.compile_seconds + 2 * plan.update_seconds
 
 
+@pytest.mark.slow
 def test_the_largest_run_that_fits_needs_what_was_predicted():
     """The line through two small programs, held against the count of one several times as large."""
     room, small = 10 * rehearsal().needed, rehearsal(num_envs=2)
@@ -87,6 +88,7 @@ def test_the_largest_run_that_fits_needs_what_was_predicted():
     assert rehearsal(num_seeds=seeds).needed == pytest.approx(room, rel=0.15)  # it is a whole number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), [("num_envs", 16), ("num_seeds", 2)])
 def test_what_cannot_fit_is_refused_in_one_line_with_what_does(name, value, device_with, tmp_path, capsys):
     device_with(int(rehearsal(**{name: value}).needed * 0.8))
@@ -127,6 +129,7 @@ def test_the_command_prints_a_table_or_json(plan, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == dataclasses.asdict(plan)
 
 
+@pytest.mark.slow
 def test_throughput_runs_on_a_tiny_task():
     flags = "null/2ag --systems ippo --num-envs 2 --rollout-length 4 --num-epochs 1 --num-minibatches 1"
     flags += " --policy-layers 8 --critic-layers 8 --evaluation-episodes 2 --repeats 2"

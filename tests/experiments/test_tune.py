@@ -379,7 +379,9 @@ def crash(monkeypatch, moment: int, how: str) -> None:
     monkeypatch.setattr(runs, "write_json", writing)
 
 
-@pytest.mark.parametrize("how", ["before", "torn", "after"])
+@pytest.mark.parametrize(
+    "how", ["torn", *(pytest.param(h, marks=pytest.mark.slow) for h in ("before", "after"))]
+)
 def test_killed_at_any_write_a_study_loses_no_finished_trial_and_repeats_none(
     formula, tmp_path, monkeypatch, how
 ):
