@@ -242,6 +242,7 @@ def test_a_benchmark_killed_at_any_moment_ends_as_one_that_was_not(grid, tmp_pat
         ]
 
 
+@pytest.mark.slow
 def test_ray_tries_a_lost_cell_again_and_it_goes_on_from_its_checkpoint(tmp_path):
     argv = [*arguments(tmp_path, total_steps=40_000, num_evaluations=40), "--on", "ray"]
     cells = cells_of(argv[:-2])

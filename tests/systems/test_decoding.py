@@ -119,6 +119,7 @@ def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
         assert (before[:, agent + 1 :] != after[:, agent + 1 :]).any()
 
 
+@pytest.mark.slow
 def test_a_number_that_is_not_finite_ends_the_rounds():
     net, params, encoded, legal, clock, drawn, opened = make(5, discrete=False, memory=True)
     encoded = encoded.at[0, 2].set(jnp.nan)

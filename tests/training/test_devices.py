@@ -134,16 +134,19 @@ def assert_shared(found, split, *, replay=False):
     assert shares["halted"] == [1.0]
 
 
+@pytest.mark.slow
 def test_a_network_with_memory_learns_the_same_on_eight_devices(simulated):
     assert_shared(simulated["updates"], (4, 2))
 
 
+@pytest.mark.slow
 def test_nothing_but_gradients_and_sums_is_exchanged_inside_an_update(simulated):
     """The rollout is gathered once, for minibatches; the loops only add up."""
     kinds = {tuple(kind) for kind in simulated["updates"]["collectives"]}
     assert {kind for kind, looped in kinds if looped} == {"all-reduce"}
 
 
+@pytest.mark.slow
 def test_a_run_on_eight_devices_is_one_devices_to_rounding_and_resumes_on_any_number(simulated):
     runs = simulated["runs"]
     for name, found in runs.items():
@@ -153,6 +156,7 @@ def test_a_run_on_eight_devices_is_one_devices_to_rounding_and_resumes_on_any_nu
             assert row == pytest.approx(expected, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_run_resumed_on_as_many_devices_is_exact(simulated):
     runs = simulated["runs"]
     assert runs["8 8"]["from 8"] == 0 and runs["8 8"]["rows"] == runs["8"]["rows"]
@@ -205,6 +209,7 @@ def ended(started):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_run(simulated, tmp_path):
     """Environments are shared between them; one of them writes and speaks."""
     ends = ended(start("probe/continuous", *FLAGS, "--devices", "all", "--out", tmp_path, "--name", "r"))
