@@ -30,7 +30,7 @@ from sable.training import checkpoint, devices, loop
 from sable.training import program as programs
 from sable.training.logging import Logger, read_rows
 
-FIELDS = {"num_envs": 16, "rollout_length": 4, "num_epochs": 2, "num_minibatches": 2, "embed_dim": 8}
+FIELDS = {"num_envs": 16, "rollout_length": 4, "num_epochs": 2, "num_minibatches": 2, "embed_dim": 16}
 FIELDS |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}
 FIELDS |= {"replay_size": 1024, "sequence_length": 4, "warmup_sequences": 4, "warmup_steps": 16}
 FIELDS |= {"num_updates_per_rollout": 4, "batch_size": 8, "memory": True, "recurrent_chunk": 2}
@@ -39,9 +39,12 @@ RUN_FIELDS = {"seeds": (3,), "total_steps": 4 * 64, "num_evaluations": 2, "evalu
 RUN_FIELDS |= {"absolute_episodes": 16}
 
 
-def make_parts(system, **run_fields):
+def make_parts(variant, **run_fields):
+    """A small run of a system; `sable-kernel` decodes by kernel."""
+    system, _, decoding = variant.partition("-")
     cls, task = system_config(system), "continuous" if "sac" in system else "recall"
     config = cls(**{name: value for name, value in FIELDS.items() if name in field_names(cls)})
+    config = replace(config, decoding=decoding) if decoding else config
     run = RunConfig(task=f"probe/{task}", system=system, seeds=tuple(range(8)), precision="highest")
     env = PROBES[task]
     return env, systems.make(system, env.spec, config), replace(run, **run_fields), config
@@ -66,7 +69,7 @@ def _on(split, parts, first, expected):
     state = jax.tree.map(lambda x: x[:num_seeds], first)
     places = devices.places(mesh, state)
     state = devices.place(state, places)
-    unit = jax.vmap(programs.make_program(env, system, run, config).unit, (0, None))
+    unit = devices.over_seeds(mesh, programs.make_program(env, system, run, config).unit, (0, None))
     unit = loop.Compiler(run, mesh)(unit, state.run, np.int32(1), out=places.run)
     found = [unit(state.run, np.int32(n)) for n in (1, UPDATES)]
     same = [jax.tree.map(lambda x: x[:num_seeds], run) for run in expected]

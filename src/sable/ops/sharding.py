@@ -4,6 +4,8 @@ XLA divides a program among devices by itself and puts communication where it ne
 places where it would choose badly: it is told what to share, and what to hold whole.
 """
 
+from collections.abc import Callable
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -28,6 +30,20 @@ def whole(tree: PyTree) -> PyTree:
     """The same, with every leaf held whole by each of the devices that share a seed's environments."""
     keep = PartitionSpec()
     return jax.lax.with_sharding_constraint(tree, keep) if _sharers() > 1 else tree
+
+
+def apart(function: Callable[..., PyTree], common: PyTree, *by_env: PyTree) -> PyTree:
+    """`function(common, *by_env)`, each device calling it on its own environments, the first axis of all
+    else and of the results.
+
+    For what XLA does not divide (kernels), and for loops whose length need not be the same everywhere.
+    """
+    size, num_envs = _sharers(), jax.tree.leaves(by_env)[0].shape[0]
+    if jax.sharding.get_abstract_mesh().empty or num_envs % size:
+        return function(common, *by_env)
+    specs = (PartitionSpec(), *[PartitionSpec(ENVS)] * len(by_env))
+    apart = jax.shard_map(function, in_specs=specs, out_specs=PartitionSpec(ENVS), check_vma=False)
+    return apart(common, *by_env)
 
 
 def sums(x: jax.Array) -> jax.Array:

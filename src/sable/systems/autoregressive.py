@@ -15,6 +15,7 @@ from sable.kernels import decode as kernel
 from sable.nets.mat import MAT
 from sable.nets.sable import Sable, decoder_weights
 from sable.nets.tokens import next_token, previous_tokens, start_token
+from sable.ops import sharding
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
@@ -67,9 +68,9 @@ def act(
     opened = _apply(net, params, net.open, memory, num_envs)
     given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
     if isinstance(net, Sable) and net.config.decoding == "parallel":
-        told, acted = decode_at_once(net, *given)
+        told, acted = sharding.apart(partial(decode_at_once, net), *given)
     elif isinstance(net, Sable) and net.config.decoding == "kernel":
-        told, acted = decode_by_kernel(net, *given)
+        told, acted = sharding.apart(partial(decode_by_kernel, net), *given)
     else:
         told, acted = decode_in_turn(net, *given)
     raw, action, log_prob = (_natural(x, order, axis=1) for x in acted)

@@ -43,6 +43,11 @@ def in_force(mesh: Mesh | None) -> tp.ContextManager:
     return jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext()
 
 
+def over_seeds(mesh: Mesh | None, function: tp.Callable, in_axes: tp.Any = 0) -> tp.Callable:
+    """`function` of one seed, mapped over all of them."""
+    return jax.vmap(function, in_axes, spmd_axis_name=None if mesh is None else SEEDS)
+
+
 def place(state: State, places: State | None) -> State:
     """The state, each device holding its share."""
     return state if places is None else jax.tree.map(_placed, state, places)

@@ -73,14 +73,15 @@ def train(
     begin, seeds = one_by_one(program.start), np.array(run.seeds, np.uint32)
     mesh = devices.make_mesh(run, config)
     compiled, lanes = Compiler(run, mesh), (seeds,) if hypers is None else (seeds, hypers)
-    shapes = jax.eval_shape(begin, *lanes)
+    with devices.in_force(mesh):
+        shapes = jax.eval_shape(begin, *lanes)
+    places, everywhere = devices.places(mesh, shapes), devices.everywhere(mesh)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
     if resume and checkpoint.steps(directory / checkpoint.FOLDER):
         state, facts = checkpoint.restore(directory, shapes)
+        state = devices.place(state, places)
     else:
-        state, facts = compiled(begin, *lanes)(*lanes), dict.fromkeys(FACTS, 0)
-    places, everywhere = devices.places(mesh, state), devices.everywhere(mesh)
-    state = devices.place(state, places)
+        state, facts = compiled(begin, *lanes, out=places)(*lanes), dict.fromkeys(FACTS, 0)
     updates, evaluations = facts["updates"], facts["evaluations"]
     clock = Clock(training_seconds=facts["training_seconds"])
 
@@ -106,10 +107,11 @@ def train(
     logger = make_logger() if processes.leads() else Mute()
     with interruption() as interrupted, logger:
         logger.phase("compiling")
-        unit, assess = jax.vmap(program.unit, in_axes=(0, None)), jax.vmap(program.assess)
+        unit = devices.over_seeds(mesh, program.unit, (0, None))
         unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
         memory.refuse_beyond(memory.count(unit))
         logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
+        assess = devices.over_seeds(mesh, program.assess)
         assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
         for boundary in boundaries[evaluations:]:
             while updates < boundary:
@@ -136,7 +138,8 @@ def train(
                 return Result(directory, {})
             save()
         logger.phase("measuring the best parameters")
-        absolute = jax.device_get(compiled(jax.vmap(program.absolute), state, out=everywhere)(state))
+        absolute = devices.over_seeds(mesh, program.absolute)
+        absolute = jax.device_get(compiled(absolute, state, out=everywhere)(state))
 
     return Result(
         directory,
