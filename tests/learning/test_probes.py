@@ -87,7 +87,7 @@ def case(*values: object, quick: bool = False):
     return pytest.param(*values, marks=[] if quick else [pytest.mark.slow], id="-".join(map(str, values)))
 
 
-KEEN = {"recall", "coordination", "continuous"}
+KEEN = {"recall", "continuous"}
 """What Sable shows on these, it would show on the others too."""
 
 

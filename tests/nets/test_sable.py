@@ -84,7 +84,8 @@ def test_the_step_count_is_seen_with_memory_and_never_without(view):
     np.testing.assert_array_equal(now, later)
 
 
-@pytest.mark.parametrize("chunk_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 20))])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [1, 3, 20])
 def test_the_chunk_size_changes_nothing_that_is_learnt(chunk_size):
     views, first = jax.random.normal(KEY, (8, 2, 4, 66)), jax.random.bernoulli(KEY, 0.2, (8, 2))
     actions, legal = jnp.ones((8, 2, 4), int), jnp.ones((8, 2, 4, 5), bool)
