@@ -15,6 +15,7 @@ ALLOWED = {
     "checks": {"config", "errors"},
     "settings": {"config", "checks", "errors"},
     "flags": {"errors"},
+    "parsers": {"config", "flags"},
     "ops": {"types"},
     "envs": {"types", "errors"},
     "kernels": {"types", "ops"},
@@ -29,7 +30,9 @@ HEAVY |= {
     "tensorboardX": {"training/logging.py"},
 }
 HEAVY |= {"ray": {"experiments/benchmark.py"}, "optuna": {"experiments/trials.py"}}
-HEAVY |= {"rich": {"training/logging.py", "experiments/board.py", "experiments/tune_view.py"}}
+HEAVY |= {
+    "rich": {"training/logging.py", *(f"experiments/{name}.py" for name in ("live", "board", "tune_view"))}
+}
 HEAVY |= {"orbax": {"training/checkpoint.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 

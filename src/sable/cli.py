@@ -10,9 +10,9 @@ import typing as tp
 from collections.abc import Callable, Sequence
 
 import sable
-from sable.config import RunConfig, system_config
 from sable.errors import SableError, suggest
-from sable.flags import Argv, Help, Parser, add_flags, own_classes, parse, reader, tidied
+from sable.flags import Argv, Help, Parser, parse
+from sable.parsers import benchmark_parser, plan_parser, system_of, train_parser, tune_parser
 
 if tp.TYPE_CHECKING:
     from sable.envs import Task
@@ -79,7 +79,7 @@ def _dispatch(argv: Argv) -> int:
 
 
 def _train(argv: Argv) -> int:
-    given = parse(_train_parser(_system_of(argv)), argv, help=_train_help)
+    given = parse(train_parser(system_of(argv)), argv, help=_train_help)
     if given.get("task") in ("true", "false", "True", "False"):
         raise SableError(
             f"{given['task']!r} is not a task; switches are written like --memory or --no-memory"
@@ -103,7 +103,7 @@ def _report_training(result: "Result", quiet: bool) -> int:
 
 
 def _plan(argv: Argv) -> int:
-    given = parse(_plan_parser(_system_of(argv)), argv)
+    given = parse(plan_parser(system_of(argv)), argv)
     as_json = given.pop("json", False)
     plan = sable.plan(given.pop("task", None), **given)
     from sable.experiments.plan import in_words
@@ -115,12 +115,8 @@ def _plan(argv: Argv) -> int:
 def _evaluate(argv: Argv) -> int:
     parser = Parser("evaluate", "Play with the best parameters of a run and measure the return.")
     parser.add_argument("run", metavar="RUN", help="the run's folder, as `sable train` printed it")
-    parser.add_argument(
-        "--episodes", type=reader(int), metavar="INT", help="episodes per seed (default: 320)"
-    )
-    parser.add_argument(
-        "--seed", type=reader(int), metavar="INT", help="seed of the episodes (default: a fixed one)"
-    )
+    parser.add_count("--episodes", "episodes per seed (default: 320)")
+    parser.add_count("--seed", "seed of the episodes (default: a fixed one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     given = parse(parser, argv)
     as_json = given.pop("json", False)
@@ -144,7 +140,7 @@ def _list(argv: Argv) -> int:
 
 
 def _benchmark(argv: Argv) -> int:
-    parser = _benchmark_parser()
+    parser = benchmark_parser()
     given = parse(parser, argv)
     on_ray, index = given.pop("on", None) == "ray", given.pop("cell", None)
     listing, quiet, tasks = given.pop("list", False), given.pop("quiet", False), given.pop("tasks", ())
@@ -185,7 +181,7 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool) -> int:
 
 
 def _tune(argv: Argv) -> int:
-    parser = _tune_parser(_system_of(argv))
+    parser = tune_parser(system_of(argv))
     given = parse(parser, argv)
     outcome = sable.tune(given.pop("task"), **given)
     if outcome.interrupted is not None:
@@ -207,9 +203,7 @@ def _export(argv: Argv) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder, as `sable train` printed it")
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
-    parser.add_argument(
-        "--seed", type=reader(int), metavar="INT", help="which of the run's seeds (default: the best)"
-    )
+    parser.add_count("--seed", "which of the run's seeds (default: the best)")
     given = parse(parser, argv)
     print(sable.export(given.pop("run"), given.pop("out"), **given))
     return 0
@@ -252,133 +246,6 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
 }
 
 
-def _system_of(argv: Argv) -> str:
-    """The system whose flags `argv` is to be parsed with."""
-    parser = Parser("train", "")
-    parser.add_argument("--system")
-    system = getattr(parser.parse_known_args(tidied(argv))[0], "system", "sable")
-    system_config(system)
-    return system
-
-
-def _train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Parser:
-    """The parser of `sable train`: a flag for every field of the run and of the system."""
-    parser = Parser(
-        "train", "Train a system on a task; without TASK the built-in default, with a budget fit for a CPU."
-    )
-    parser.usage = "sable train [TASK] [flags]"
-    parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: runs)")
-    parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
-    parser.add_argument("--quiet", action="store_true", help="print nothing while training")
-    _add_run_flags(parser, system, defaults or {})
-    return parser
-
-
-def _plan_parser(system: str) -> Parser:
-    """The parser of `sable plan`: what shapes a run, and so what it takes."""
-    parser = Parser(
-        "plan",
-        "What `sable train` with the same flags would take on this machine: parameters, memory by part, the "
-        "most environments or seeds that fit, steps/s, and the time of the whole. Compiles a few programs, "
-        "runs a few updates, writes nothing.",
-    )
-    parser.usage = "sable plan [TASK] [flags of sable train]"
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    _add_run_flags(parser, system, {})
-    return parser
-
-
-def _add_run_flags(parser: Parser, system: str, defaults: dict[str, tp.Any]) -> None:
-    """The flags that say what a run is."""
-    parser.add_argument(
-        "task", nargs="?", metavar="TASK", help="task name with its suite, as `sable list` prints it"
-    )
-    parser.add_argument(
-        "--num-seeds", type=reader(int), metavar="INT", help="as many seeds, from 0 on, instead of --seeds"
-    )
-    parser.add_argument("--recipe", metavar="FILE", help="settings from a file, as `sable tune` writes one")
-    for cls in (RunConfig, *own_classes(system_config(system))):
-        add_flags(parser, cls, defaults, leave_out=("task",))
-
-
-def _tune_parser(system: str) -> Parser:
-    parser = Parser(
-        "tune",
-        "Search the paper's space of a system's settings for those that suit a task best. Started again, it "
-        "goes on; started several times, here or on machines that share the disk, it shares the work.",
-    )
-    parser.usage = "sable tune TASK [--system SYSTEM] [flags]"
-    parser.add_argument("task", metavar="TASK", help="task name with its suite, as `sable list` prints it")
-    parser.add_argument(
-        "--trials", type=reader(int), metavar="INT", help="finished trials to come to (default: 40)"
-    )
-    parser.add_argument(
-        "--points",
-        type=reader(int),
-        metavar="INT",
-        help="trials that run side by side in one program: they share what shapes it and differ in learning "
-        "rate, entropy, clipping and so on (default: 4)",
-    )
-    parser.add_argument(
-        "--num-seeds", type=reader(int), metavar="INT", help="seeds of each trial (default: 1)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder that holds the studies (default: tuning)")
-    parser.add_argument(
-        "--storage", metavar="URL", help="an Optuna storage (default: a journal file in the study's folder)"
-    )
-    parser.add_argument("--recipe", metavar="FILE", help="settings to begin with, from a file")
-    parser.add_argument("--quiet", action="store_true", help="print nothing while tuning")
-    parser.epilog = (
-        "A setting given by its flag stays as given. The study is a folder, DIR/<suite>/<task>/<system>, "
-        "with recipe.toml (the best trial's settings, for sable train TASK --recipe FILE), trials.csv and "
-        "study.png."
-    )
-    for cls in (RunConfig, *own_classes(system_config(system))):
-        add_flags(parser, cls, {}, leave_out=("task", "seeds", "label"))
-    return parser
-
-
-def _benchmark_parser() -> Parser:
-    parser = Parser(
-        "benchmark",
-        "Train systems on tasks, every pair a cell of a grid: one run of all seeds. Started again, it skips "
-        "what is finished and goes on with what is not.",
-    )
-    parser.usage = "sable benchmark TASKS... [--systems SYSTEMS...] [flags]"
-    parser.add_argument(
-        "tasks",
-        nargs="*",
-        metavar="TASKS",
-        help="tasks, patterns such as 'rware/*', or studies: paper (every table of the paper), "
-        "scaling (32 to 1,024 agents), ablation (from MAT to Sable), chunk (chunk size against memory)",
-    )
-    parser.add_argument(
-        "--systems",
-        nargs="+",
-        metavar="SYSTEM",
-        help="systems or variants of them: sable, sable:no-memory, mat:rms-norm:swiglu, ippo:num-envs=64 "
-        "(default: a study's own, else all that can do the task, with and without memory)",
-    )
-    parser.add_argument(
-        "--num-seeds", type=reader(int), metavar="INT", help="as many seeds, from 0 on (default: 10)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder that holds the cells (default: benchmark)")
-    parser.add_argument("--list", action="store_true", help="print the cells, their numbers and states")
-    parser.add_argument(
-        "--cell", type=reader(int), metavar="INT", help="only the cell of this number, for job arrays"
-    )
-    parser.add_argument("--on", choices=["ray"], help="hand the cells to a Ray cluster")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but failures")
-    add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))
-    parser.epilog = (
-        "On one machine cells run one after another. A job array: sbatch --array=0-N --wrap 'sable benchmark "
-        "TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings of a system go with it, as in "
-        "sable:learning-rate=1e-3; the flags above hold for every cell."
-    )
-    return parser
-
-
 def _train_help(given: dict[str, tp.Any]) -> str:
     """The help of `sable train`, whose defaults are those for the task and system that were given."""
     run, config = sable.configure(given.get("task"), system=given.get("system", "sable"))
@@ -386,7 +253,7 @@ def _train_help(given: dict[str, tp.Any]) -> str:
     about = f"Defaults shown are those for {run.task}" + (
         "" if "task" in given else ", the task trained without TASK"
     )
-    parser = _train_parser(run.system, defaults)
+    parser = train_parser(run.system, defaults)
     parser.epilog = about + "; those for another task: sable train TASK --help."
     return parser.format_help()
 

@@ -36,6 +36,10 @@ class Parser(argparse.ArgumentParser):
         )
         self.add_argument("-h", "--help", action="store_true", help="show this and exit")
 
+    def add_count(self, flag: str, help: str) -> None:
+        """A flag that takes a whole number."""
+        self.add_argument(flag, type=reader(int), metavar="INT", help=help)
+
     def error(self, message: str) -> tp.NoReturn:
         message = message.removeprefix("argument ").replace(
             "the following arguments are required:", "missing argument"

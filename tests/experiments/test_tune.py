@@ -564,10 +564,10 @@ def test_the_live_table_shows_trials_best_and_batch(formula, tmp_path):
     study = trials.Study(folder(tmp_path), about(SPACE), None, warmup_steps=32)
     view = View("delayed", 6, quiet=True)
     console = rich.Console(width=120, record=True, file=io.StringIO())
-    console.print(view._render())
+    console.print(view.table())
     view.begin(study.batches()[0], 128, study.tried())
     view.evaluated(64, [1.5, math.nan])
-    console.print(view._render())
+    console.print(view.table())
     text = console.export_text()
     assert "4 of 6 trials finished" in text and f"best {outcome.best.value:.4g}" in text
     assert "50% of 128 steps" in text and "policy_learning_rate" in text and "complete" in text

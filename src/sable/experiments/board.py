@@ -1,12 +1,12 @@
 """The live table of a grid: tasks down, systems across; in a pipe, a line whenever a cell begins or ends."""
 
 import math
-import os
-import sys
 import time
 import typing as tp
 from collections import Counter
 from collections.abc import Hashable, Sequence
+
+from sable.experiments.live import Live
 
 State = tp.Literal["waiting", "running", "stopped", "finished", "failed"]
 STYLES: dict[State, str] = {
@@ -36,7 +36,7 @@ class Status(tp.NamedTuple):
         return {"waiting": "·", "finished": value or "finished", "failed": "failed"}[self.state]
 
 
-class Board:
+class Board(Live):
     """What is known of every cell, shown as it becomes known."""
 
     def __init__(self, cells: Sequence[tuple[Hashable, str, str]], quiet: bool = False):
@@ -45,25 +45,14 @@ class Board:
         self._tasks = list(dict.fromkeys(task for _, task, _ in cells))
         self._systems = list(dict.fromkeys(system for _, _, system in cells))
         self._status: dict[Hashable, Status] = {cell: Status("waiting") for cell, _, _ in cells}
-        self._started, self._quiet, self._live = time.monotonic(), quiet, None
-
-    def __enter__(self) -> "Board":
-        if not self._quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            from rich.live import Live
-
-            self._live = Live(get_renderable=self.table, refresh_per_second=2)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        super().__init__(quiet)
+        self._started = time.monotonic()
 
     def show(self, cell: Hashable, status: Status) -> None:
         """Take in how far a cell has come."""
         before, self._status[cell] = self._status[cell], status
-        if before.state != status.state and self._live is None and not self._quiet:
-            print(self._line(cell, status), flush=True)
+        if before.state != status.state:
+            self.say(self._line(cell, status))
 
     def _line(self, cell: Hashable, status: Status) -> str:
         task, system = self._names[cell]

@@ -1,36 +1,23 @@
 """What `sable tune` shows while it works: in a terminal a live table, in a pipe a line per finished trial."""
 
-import contextlib
 import math
-import os
-import sys
 import typing as tp
 from collections.abc import Sequence
 
+from sable.experiments.live import Live
 from sable.experiments.trials import Batch, Tried, Values
 from sable.experiments.tuned import best
 
 
-class View:
+class View(Live):
     """The trials so far, and the batch this worker is at."""
 
     def __init__(self, title: str, trials: int, quiet: bool):
-        self._title, self._trials, self._quiet, self._live = title, trials, quiet, None
+        super().__init__(quiet)
+        self._title, self._trials = title, trials
         self._tried: list[Tried] = []
         self._batch: Batch | None = None
         self._steps, self._total_steps, self._returns = 0, 1, []
-
-    def __enter__(self) -> "View":
-        if not self._quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            from rich.live import Live
-
-            self._live = Live(get_renderable=self._render, refresh_per_second=2)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def begin(self, batch: Batch, total_steps: int, tried: list[Tried]) -> None:
         """This worker turns to a batch."""
@@ -44,16 +31,14 @@ class View:
     def ended(self, number: int, tried: list[Tried]) -> None:
         """A trial of the batch ended."""
         self._tried = tried
-        if self._live is None and not self._quiet:
-            count, trial, winner = sum(t.finished for t in tried), tried[number], best(tried)
-            value = "" if trial.value is None else f" {trial.value:.4g}"
-            top = "" if winner is None else f"  best {winner.value:.4g} (trial {winner.number})"
-            how = trial.state if trial.state != "complete" else "return"
-            line = f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {in_words(trial.values)}"
-            with contextlib.suppress(OSError, ValueError):  # a reader that went away must not stop the work
-                print(line, flush=True)
+        count, trial, winner = sum(t.finished for t in tried), tried[number], best(tried)
+        value = "" if trial.value is None else f" {trial.value:.4g}"
+        top = "" if winner is None else f"  best {winner.value:.4g} (trial {winner.number})"
+        how = trial.state if trial.state != "complete" else "return"
+        self.say(f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {in_words(trial.values)}")
 
-    def _render(self) -> tp.Any:
+    def table(self) -> tp.Any:
+        """The study so far, and the batch this worker is at."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

@@ -334,8 +334,12 @@ def _tensorboard(directory: Path, evaluated_steps: int) -> tp.Any:
 def _view(progress: Progress, quiet: bool) -> PlainView | LiveView:
     if quiet:
         return QuietView(progress)
-    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return LiveView(progress) if terminal else PlainView(progress)
+    return LiveView(progress) if in_terminal() else PlainView(progress)
+
+
+def in_terminal() -> bool:
+    """Whether somebody looks on who can be shown lines that stay in place."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _mean_returns(rows: list[Row]) -> list[float]:
