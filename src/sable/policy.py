@@ -6,7 +6,6 @@
 """
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import typing as tp
@@ -131,7 +130,7 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     try:
         run, config = settings.from_dict(about["settings"])
         spec, params = EnvSpec(**about["spec"]), tensors.read(directory / WEIGHTS)
-        if about["format"] != FORMAT or about["weights"] != _digest(directory / WEIGHTS):
+        if about["format"] != FORMAT or about["weights"] != checkpoint.sha256(directory / WEIGHTS):
             raise SableError(f"{directory / WEIGHTS} does not belong to {ABOUT}")
     except (KeyError, TypeError) as error:
         raise SableError(f"{directory / ABOUT} is damaged: {error}") from None
@@ -149,7 +148,7 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
     policy, chosen = _of_run(directory, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors.write(folder / WEIGHTS, _flat(policy.params))
+        tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():
             shutil.copyfile(directory / "curve.png", folder / "curve.png")
         about = {
@@ -157,7 +156,7 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
             "settings": settings.to_dict(policy.run, policy.config),
             "spec": dataclasses.asdict(policy.spec),
             "seed": chosen,
-            "weights": _digest(folder / WEIGHTS),
+            "weights": checkpoint.sha256(folder / WEIGHTS),
             "versions": runs.read_meta(directory).get("versions", {}),
         }
         write_atomically(folder / "README.md", _card(policy, chosen, directory).encode())
@@ -209,22 +208,11 @@ def _nested(flat: dict[str, np.ndarray]) -> dict[str, tp.Any]:
     return nested
 
 
-def _flat(params: PyTree) -> dict[str, np.ndarray]:
-    """The inverse of `_nested`."""
-    leaves = jax.tree.leaves_with_path(params)
-    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
-    return dict(zip(names, (np.asarray(leaf) for _, leaf in leaves), strict=True))
-
-
 def _checked(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != shape:
         raise SableError(f"{name} has shape {list(array.shape)}; expected {list(shape)}")
     return array.astype(kind)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _card(policy: Policy, seed: int, directory: Path) -> str:

@@ -41,7 +41,7 @@ def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) ->
     kept. Of several processes all must call it, and the first writes."""
     folder = directory / FOLDER
     target, partial = folder / f"{step:010d}", folder / f".partial-{step:010d}"
-    leaves = _named(state)
+    leaves = named(state)
     # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
     arrays = {name: processes.to_host(_raw(leaf)) for name, leaf in leaves.items() if leaf.size}
     if not processes.leads():
@@ -52,7 +52,7 @@ def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) ->
     partial.mkdir(parents=True)
     with _checkpointer() as writer:
         writer.save((partial / ARRAYS).absolute(), arrays)
-    digests = {str(path.relative_to(partial)): _digest(path) for path in _files(partial)}
+    digests = {str(path.relative_to(partial)): sha256(path) for path in _files(partial)}
     kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
     manifest = {"format": FORMAT, "step": step, "facts": facts, "arrays": kinds, "sha256": digests}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -75,7 +75,7 @@ def restore(directory: Path, like: PyTree) -> Checkpoint:
     `like`."""
     path = _newest(directory)
     manifest = _verified(path)
-    leaves = _named(like)
+    leaves = named(like)
     _refuse_other_arrays(path, manifest["arrays"], {name: _kind(leaf) for name, leaf in leaves.items()})
     import orbax.checkpoint as ocp
 
@@ -133,7 +133,7 @@ def _checkpointer() -> tp.Any:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _named(state: PyTree) -> dict[str, tp.Any]:
+def named(state: PyTree) -> dict[str, tp.Any]:
     """The leaves of `state` by their place in it."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
@@ -184,7 +184,7 @@ def _verified(path: Path) -> dict[str, tp.Any]:
         what = "missing" if name in digests else "foreign"
         raise SableError(f"checkpoint {path} is damaged: {name} is {what}")
     for name, digest in digests.items():
-        if _digest(path / name) != digest:
+        if sha256(path / name) != digest:
             raise SableError(f"checkpoint {path} is damaged: {name} is not what was written")
     return manifest
 
@@ -193,7 +193,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _digest(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The SHA-256 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
