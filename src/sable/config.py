@@ -108,6 +108,9 @@ class SableConfig(PPOConfig):
     decoding: tp.Literal["scan", "parallel", "kernel"] = "scan"
     """How a team decides: agent by agent, all at once until no action changes, or by a GPU kernel. All sample
     the same; which is fastest depends on the team, the policy and the machine."""
+    compute: tp.Literal["float32", "bfloat16"] = "float32"
+    """What learning computes with. bfloat16 takes half the memory, and on a GPU less time, for some rounding;
+    parameters, the optimiser and acting stay float32."""
     chunk_size: int = 0
     """Time steps that learning with memory takes at once. Changes speed and memory use, never what is learnt;
     0: what suits the sizes."""

@@ -142,7 +142,7 @@ def test_seeds_side_by_side_decide_as_each_alone():
 def test_the_kernel_can_be_built_for_a_gpu():
     """As far as a machine without one can tell: Triton takes every operation of it."""
     net, params, encoded, legal, clock, drawn, opened = make(5, discrete=True, memory=True)
-    memories = [jnp.stack([getattr(m, name) for m in opened]) for name in ("decoder_self", "decoder_cross")]
+    memories = [tuple(getattr(m, name) for m in opened) for name in ("decoder_self", "decoder_cross")]
     given = decoder_weights(net, params), encoded, clock, legal, drawn, *memories
     lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text()

@@ -23,22 +23,36 @@ from sable.types import struct
 
 ROWS = 16
 """Environments per program: the fewest rows a tensor core takes."""
+WARPS = 4
+ON_CHIP = 2**16
+"""Weights that stay on the chip, all agents through."""
+AGENTS, CHANNELS = 8, 8
+"""Of how many agents, and channels, a program holds the keys and values, and the memory, at a time."""
+
+
+@struct
+class BlockWeights:
+    """The parameters of a decoder block."""
+
+    queries: Array  # [E, E] of cross-retention
+    self_in: Array  # [E, 4 E] queries, keys, values, gates
+    self_scale: Array  # [E]
+    self_bias: Array  # [E]
+    self_out: Array  # [E, E]
+    cross_in: Array  # [E, 3 E] keys, values, gates
+    cross_scale: Array  # [E]
+    cross_bias: Array  # [E]
+    cross_out: Array  # [E, E]
+    norms: tuple[Array, Array, Array]  # [E]
+    ff_in: Array  # [E, 2 E] gates, inputs
+    ff_out: Array  # [E, E]
 
 
 @struct
 class DecoderWeights:
-    """The decoder's parameters, those of blocks stacked; [L, ..]."""
+    """The decoder's parameters."""
 
-    queries: Array  # [L, E, E] of cross-retention
-    self_in: Array  # [L, E, 4 E] queries, keys, values, gates
-    self_norm: Array  # [L, 2, E] scale, bias
-    self_out: Array  # [L, E, E]
-    cross_in: Array  # [L, E, 3 E] keys, values, gates
-    cross_norm: Array  # [L, 2, E]
-    cross_out: Array  # [L, E, E]
-    norms: Array  # [L, 3, E]
-    ff_in: Array  # [L, E, 2 E] gates, inputs
-    ff_out: Array  # [L, E, E]
+    blocks: tuple[BlockWeights, ...]
     tokens: Array  # [1 + A, E] embedded
     head_in: Array  # [E, E]
     head_bias: Array  # [E]
@@ -47,13 +61,41 @@ class DecoderWeights:
     head_out_bias: Array  # [A]
 
 
+@struct
+class Told:
+    """What a program is told of its environments."""
+
+    encoded: Array  # [B, N, E]
+    clock: Array  # [B, E]
+    legal: Array  # [B, N, A] float32
+    noise: Array  # [B, N, A]
+    opening: Array  # [B, 1 + A, 5 E]: the first block's queries, keys, values, gates and what it recalls, for
+    # every token there is
+    queries: tuple[Array, ...]  # [B, N, E] of cross-retention, by block
+    recalled: tuple[Array, ...]  # [B, N, E] what they recall of the past
+    past: tuple[Array, ...]  # [B, H, d, d] of self-retention
+
+
+@struct
+class Kept:
+    """What a program leaves."""
+
+    raw: Array  # [B, N]
+    log_prob: Array  # [B, N]
+    self_keys: tuple[Array, ...]  # [B, N, E] by block
+    self_values: tuple[Array, ...]
+    cross_keys: tuple[Array, ...]
+    cross_values: tuple[Array, ...]
+    asked: Array  # [B, E], where queries are put down for a moment
+
+
 class Decoded(tp.NamedTuple):
-    """What a team decided, [B, N], and the memories after it, [L, B, H, d, d]."""
+    """What a team decided, [B, N], and the memories after it, [B, H, d, d] by block."""
 
     raw: Array
     log_prob: Array
-    self_memory: Array
-    cross_memory: Array
+    self_memory: tuple[Array, ...]
+    cross_memory: tuple[Array, ...]
 
 
 def supported(width: int, num_heads: int) -> bool:
@@ -67,178 +109,226 @@ def decode(
     clock: Array,  # [B, E]
     legal: Array,  # [B, N, A]
     noise: Array,  # [B, N, A]
-    self_memory: Array,  # [L, B, H, d, d] as the first agent finds it
-    cross_memory: Array,
+    self_memory: tuple[Array, ...],  # [B, H, d, d] by block, as the first agent finds it
+    cross_memory: tuple[Array, ...],
     *,
     interpret: bool = False,
 ) -> Decoded:
     """Decide for every agent of a timestep, in the order given."""
     num_envs, num_agents, width = encoded.shape
-    num_blocks, _, num_heads, head, _ = self_memory.shape
-    num_actions = legal.shape[-1]
-    at = (encoded + clock[:, None]).astype(jnp.float32)
-    queries = jnp.einsum("bne,lef->lbnf", at, weights.queries)
-    split = (num_blocks, num_envs, num_agents, num_heads, head)
-    recalled = jnp.einsum("lbnhi,lbhij->lbnhj", queries.reshape(split), cross_memory).reshape(queries.shape)
+    _, num_heads, head, _ = self_memory[0].shape
 
-    rows = -num_envs % ROWS
-    columns = max(16, pl.next_power_of_2(num_actions + 1))
-    by_env = [
-        _padded(encoded, 0, rows),
-        _padded(clock, 0, rows),
-        _padded(_padded(legal.astype(jnp.float32), 0, rows), 2, columns - num_actions),
-        _padded(_padded(noise, 0, rows), 2, columns - num_actions),
-    ]
-    by_block = [_padded(x, 1, rows) for x in (queries, recalled, self_memory)]
-    shared = _shared(weights, columns)
-    total = num_envs + rows
-    kept = jax.ShapeDtypeStruct((num_blocks, total, num_agents, width), jnp.float32)
-    out_shape = [
-        jax.ShapeDtypeStruct((total, num_agents), jnp.int32),
-        jax.ShapeDtypeStruct((total, num_agents), jnp.float32),
-        *[kept] * 4,
-        jax.ShapeDtypeStruct((total, width), jnp.float32),  # where queries are put down for a moment
-    ]
-    body = functools.partial(_kernel, num_actions=num_actions, num_heads=num_heads, barrier=not interpret)
-    raw, log_prob, *keys_values, _ = pl.pallas_call(
+    def recall(queries, memory):
+        queries = queries.reshape(num_envs, -1, num_heads, head)
+        return jnp.einsum("bnhi,bhij->bnhj", queries, memory).reshape(num_envs, -1, width)
+
+    opening = (weights.tokens[None] + clock[:, None]) @ weights.blocks[0].self_in
+    opening = jnp.concatenate([opening, recall(opening[..., :width], self_memory[0])], axis=-1)
+    here = encoded + clock[:, None]
+    queries = tuple(here @ block.queries for block in weights.blocks)
+    told = Told(
+        encoded=encoded,
+        clock=clock,
+        legal=legal.astype(jnp.float32),
+        noise=noise,
+        opening=opening,
+        queries=queries,
+        recalled=tuple(recall(*each) for each in zip(queries, cross_memory, strict=True)),
+        past=self_memory,
+    )
+    total = pl.cdiv(num_envs, ROWS) * ROWS
+    if total > num_envs:
+        told = jax.tree.map(lambda x: jnp.pad(x, [(0, total - num_envs)] + [(0, 0)] * (x.ndim - 1)), told)
+
+    def left(*shape, dtype=jnp.float32):
+        return tp.cast(Array, jax.ShapeDtypeStruct((total, *shape), dtype))
+
+    by_block = (left(num_agents, width),) * len(weights.blocks)
+    kept = Kept(
+        raw=left(num_agents, dtype=jnp.int32),
+        log_prob=left(num_agents),
+        self_keys=by_block,
+        self_values=by_block,
+        cross_keys=by_block,
+        cross_values=by_block,
+        asked=left(width),
+    )
+    given, tree = jax.tree.flatten((told, weights, kept))
+    body = functools.partial(
+        _kernel, tree=tree, num_actions=weights.tokens.shape[0] - 1, num_heads=num_heads, shared=not interpret
+    )
+    leaves, out = jax.tree.flatten(kept)
+    found = pl.pallas_call(
         body,
         grid=(total // ROWS,),
-        in_specs=[_rows(x, 0) for x in by_env]
-        + [_rows(x, 1) for x in by_block]
-        + [_whole(x) for x in shared],
-        out_specs=[_rows(x, 1 if len(x.shape) == 4 else 0) for x in out_shape],
-        out_shape=out_shape,
+        in_specs=[_rows(x) for x in jax.tree.leaves(told)] + [_whole(x) for x in jax.tree.leaves(weights)],
+        out_specs=[_rows(x) for x in leaves],
+        out_shape=leaves,
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=4, num_stages=1),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=WARPS, num_stages=1),
         name="sable_decode",
-    )(*by_env, *by_block, *shared)
-    self_keys, self_values, cross_keys, cross_values = (x[:, :num_envs].reshape(split) for x in keys_values)
+    )(*given[: len(given) - len(leaves)])
+    kept = jax.tree.map(lambda x: x[:num_envs], jax.tree.unflatten(out, found))
+
+    def after(memory, keys, values):
+        keys, values = (x.reshape(num_envs, num_agents, num_heads, head) for x in (keys, values))
+        return memory + jnp.einsum("bnhi,bnhj->bhij", keys, values)
+
     return Decoded(
-        raw[:num_envs],
-        log_prob[:num_envs],
-        self_memory + jnp.einsum("lbnhi,lbnhj->lbhij", self_keys, self_values),
-        cross_memory + jnp.einsum("lbnhi,lbnhj->lbhij", cross_keys, cross_values),
+        kept.raw,
+        kept.log_prob,
+        tuple(map(after, self_memory, kept.self_keys, kept.self_values)),
+        tuple(map(after, cross_memory, kept.cross_keys, kept.cross_values)),
     )
 
 
-def _kernel(
-    encoded, clock, legal, noise, queries, recalled, past,
-    self_in, self_norm, self_out, cross_in, cross_norm, cross_out, norms, ff_in, ff_out,
-    tokens, head_in, head_bias, head_norm, head_out, head_out_bias,
-    raw, log_prob, self_keys, self_values, cross_keys, cross_values, asked,
-    *, num_actions, num_heads, barrier,
-):  # fmt: skip
-    num_blocks, _, num_agents, width = queries.shape
-    head = width // num_heads
-    column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, tokens.shape[0]), 1)
-    now = clock[...]
+def _kernel(*refs, tree, num_actions, num_heads, shared):
+    told, weights, kept = jax.tree.unflatten(tree, refs)
+    num_agents, width = told.encoded.shape[1:]
+    head, columns = width // num_heads, max(16, pl.next_power_of_2(num_actions))
+    held = _held(sum(x.size for x in jax.tree.leaves(weights)))
+    row, column = jax.lax.iota(jnp.int32, ROWS), jax.lax.broadcasted_iota(jnp.int32, (ROWS, columns), 1)
+    possible = jax.lax.iota(jnp.int32, columns) < num_actions
+    now = told.clock[...]
+
+    def part(ref, number, h):
+        """The columns of one head in one of the matrices that stand side by side."""
+        return held(ref, slice(None), pl.ds(number * width + h * head, head))
+
+    def own_rows(ref, h):
+        return held(ref, pl.ds(h * head, head), slice(None))
+
+    def channels(ref, h):
+        return held(ref, pl.ds(h * head, head))
+
+    every = range(num_heads)
+    blocks = [
+        dict(
+            self_in=[[part(block.self_in, k, h) for k in range(4)] for h in every] if number else (),
+            self_norm=[[channels(x, h) for x in (block.self_scale, block.self_bias)] for h in every],
+            self_out=[own_rows(block.self_out, h) for h in every],
+            cross_in=[[part(block.cross_in, k, h) for k in range(3)] for h in every],
+            cross_norm=[[channels(x, h) for x in (block.cross_scale, block.cross_bias)] for h in every],
+            cross_out=[own_rows(block.cross_out, h) for h in every],
+            norms=[held(x, slice(None)) for x in block.norms],
+            ff_gate=held(block.ff_in, slice(None), pl.ds(0, width)),
+            ff_in=held(block.ff_in, slice(None), pl.ds(width, width)),
+            ff_out=held(block.ff_out, slice(None), slice(None)),
+        )
+        for number, block in enumerate(weights.blocks)
+    ]
+    head_in, head_bias, head_norm = (
+        held(x, *[slice(None)] * len(x.shape))
+        for x in (weights.head_in, weights.head_bias, weights.head_norm)
+    )
+    wide = jnp.broadcast_to(possible[None], (width, columns))
+    head_out = triton.load(weights.head_out.at[:, pl.ds(0, columns)], mask=wide, other=0.0)
+    head_out_bias = triton.load(weights.head_out_bias.at[pl.ds(0, columns)], mask=possible, other=0.0)
 
     def published():
         """All threads of the program see what any of them stored."""
-        if barrier:
+        if shared:
             triton.debug_barrier()
 
-    def sofar(query, keys, values, block, agent, cols):
-        """sum_j (query k_j) v_j over the agents up to this one."""
+    def sofar(query, keys, values, agent, cols):
+        """sum_j (query k_j) v_j over the agents up to this one, some at a time."""
 
         def add(j, out):
-            score = (query * keys[block, :, j, cols]).sum(axis=1, keepdims=True)
-            return out + score * values[block, :, j, cols]
+            there = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) <= agent
+            there = jnp.broadcast_to(there[None, :, None], (ROWS, AGENTS, head))
+            some = pl.ds(j * AGENTS, AGENTS)
+            key = triton.load(keys.at[:, some, cols], mask=there, other=0.0)
+            value = triton.load(values.at[:, some, cols], mask=there, other=0.0)
+            score = (query[:, None, :] * key).sum(axis=2)
+            return out + (score[:, :, None] * value).sum(axis=1)
 
-        return jax.lax.fori_loop(0, agent + 1, add, jnp.zeros((ROWS, head), jnp.float32))
+        rounds = jax.lax.div(agent, AGENTS) + 1
+        return jax.lax.fori_loop(0, rounds, add, jnp.zeros((ROWS, head), jnp.float32))
 
-    def recall(block, h):
-        """query P, a row of P at a time."""
+    def recall(past, h):
+        """query P, some rows of P at a time."""
 
         def add(c, out):
-            return out + asked[:, h * head + c][:, None] * past[block, :, h, c, :]
+            query = kept.asked[:, pl.ds(h * head + c * CHANNELS, CHANNELS)]
+            return out + (query[:, :, None] * past[:, h, pl.ds(c * CHANNELS, CHANNELS), :]).sum(axis=1)
 
-        return jax.lax.fori_loop(0, head, add, jnp.zeros((ROWS, head), jnp.float32))
+        return jax.lax.fori_loop(0, head // CHANNELS, add, jnp.zeros((ROWS, head), jnp.float32))
 
-    def gated(out, gate, norm, block, cols):
+    def gated(out, gate, norm):
+        scale, bias = norm
         out = out - out.mean(axis=1, keepdims=True)
         out = out * jax.lax.rsqrt((out * out).mean(axis=1, keepdims=True) + 1e-6)
-        return gate * jax.nn.sigmoid(gate) * (out * norm[block, 0, cols][None] + norm[block, 1, cols][None])
-
-    def projected(x, weight, block, part, h):
-        return jnp.dot(x, weight[block, :, pl.ds(part * width + h * head, head)])
+        return gate * jax.nn.sigmoid(gate) * (out * scale()[None] + bias()[None])
 
     def agent(i, token):
-        x = jnp.dot((token[:, None] == column).astype(jnp.float32), tokens[...])
-        own = encoded[:, i, :]
-        for block in range(num_blocks):
+        x, own = weights.tokens[token, :], told.encoded[:, i, :]
+        for number, block in enumerate(blocks):
             here, out = x + now, jnp.zeros((ROWS, width), jnp.float32)
-            for h in range(num_heads):
+            keys, values = kept.self_keys[number], kept.self_values[number]
+            for h in every:
                 cols = pl.ds(h * head, head)
-                query, key, value, gate = (projected(here, self_in, block, part, h) for part in range(4))
-                self_keys[block, :, i, cols], self_values[block, :, i, cols] = key, value
-                asked[:, cols] = query
+                if number == 0:
+                    at = [pl.ds(k * width + h * head, head) for k in range(5)]
+                    query, key, value, gate, seen = (told.opening[row, token, cols] for cols in at)
+                else:
+                    query, key, value, gate = (jnp.dot(here, weight()) for weight in block["self_in"][h])
+                    kept.asked[:, cols] = query
+                keys[:, i, cols], values[:, i, cols] = key, value
                 published()
-                seen = recall(block, h) + sofar(query, self_keys, self_values, block, i, cols)
-                out += jnp.dot(gated(seen, gate, self_norm, block, cols), self_out[block, cols, :])
-            r = _rms(x + out, norms[block, 0, :])
+                if number:
+                    seen = recall(told.past[number], h)
+                seen += sofar(query, keys, values, i, cols)
+                out += jnp.dot(gated(seen, gate, block["self_norm"][h]), block["self_out"][h]())
+            r = _rms(x + out, block["norms"][0]())
             here, out = r + now, jnp.zeros((ROWS, width), jnp.float32)
-            for h in range(num_heads):
+            keys, values = kept.cross_keys[number], kept.cross_values[number]
+            for h in every:
                 cols = pl.ds(h * head, head)
-                key, value, gate = (projected(here, cross_in, block, part, h) for part in range(3))
-                cross_keys[block, :, i, cols], cross_values[block, :, i, cols] = key, value
+                key, value, gate = (jnp.dot(here, weight()) for weight in block["cross_in"][h])
+                keys[:, i, cols], values[:, i, cols] = key, value
                 published()
-                query = queries[block, :, i, cols]
-                seen = recalled[block, :, i, cols] + sofar(query, cross_keys, cross_values, block, i, cols)
-                out += jnp.dot(gated(seen, gate, cross_norm, block, cols), cross_out[block, cols, :])
-            y = _rms(own + out, norms[block, 1, :])
-            gate = jnp.dot(y, ff_in[block, :, pl.ds(0, width)])
-            inner = gate * jax.nn.sigmoid(gate) * jnp.dot(y, ff_in[block, :, pl.ds(width, width)])
-            x = _rms(y + jnp.dot(inner, ff_out[block, :, :]), norms[block, 2, :])
-        hidden = jnp.dot(x, head_in[...]) + head_bias[...][None]
-        hidden = _rms(jax.nn.gelu(hidden), head_norm[...])
-        logits = jnp.dot(hidden, head_out[...]) + head_out_bias[...][None]
-        logits = jnp.where(legal[:, i, :] > 0, logits, jnp.finfo(jnp.float32).min)
-        logits = jnp.where(column < num_actions, logits, -jnp.inf)
-        action = jnp.argmax(logits + noise[:, i, :], axis=1).astype(jnp.int32)
+                query = told.queries[number][:, i, cols]
+                seen = told.recalled[number][:, i, cols] + sofar(query, keys, values, i, cols)
+                out += jnp.dot(gated(seen, gate, block["cross_norm"][h]), block["cross_out"][h]())
+            y = _rms(own + out, block["norms"][1]())
+            gate = jnp.dot(y, block["ff_gate"]())
+            inner = gate * jax.nn.sigmoid(gate) * jnp.dot(y, block["ff_in"]())
+            x = _rms(y + jnp.dot(inner, block["ff_out"]()), block["norms"][2]())
+        hidden = jnp.dot(x, head_in()) + head_bias()[None]
+        hidden = _rms(jax.nn.gelu(hidden), head_norm())
+        logits = jnp.dot(hidden, head_out) + head_out_bias[None]
+        there = column < num_actions
+        legal = triton.load(told.legal.at[:, i, pl.ds(0, columns)], mask=there, other=0.0)
+        noise = triton.load(told.noise.at[:, i, pl.ds(0, columns)], mask=there, other=0.0)
+        logits = jnp.where(legal > 0, logits, jnp.finfo(jnp.float32).min)
+        logits = jnp.where(there, logits, -jnp.inf)
+        action = jnp.argmax(logits + noise, axis=1).astype(jnp.int32)
         top = logits.max(axis=1)
         chosen = jnp.where(column == action[:, None], logits, 0.0).sum(axis=1)
-        raw[:, i] = action
-        log_prob[:, i] = chosen - top - jnp.log(jnp.exp(logits - top[:, None]).sum(axis=1))
+        kept.raw[:, i] = action
+        kept.log_prob[:, i] = chosen - top - jnp.log(jnp.exp(logits - top[:, None]).sum(axis=1))
         return action + 1
 
     jax.lax.fori_loop(0, num_agents, agent, jnp.zeros((ROWS,), jnp.int32))
+
+
+def _held(num_weights: int) -> tp.Callable[..., tp.Callable[[], Array]]:
+    """A way of reading weights: once, before any agent, where all stay on the chip; else whenever needed."""
+
+    def held(ref, *at):
+        value = ref[at] if num_weights <= ON_CHIP else None
+        return lambda: ref[at] if value is None else value
+
+    return held
 
 
 def _rms(x, scale):
     return x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * scale[None]
 
 
-def _shared(weights: DecoderWeights, columns: int) -> list[Array]:
-    """What every program reads, in the kernel's order, the actions padded to columns."""
-    missing = columns - weights.head_out.shape[-1]
-    return [
-        weights.self_in,
-        weights.self_norm,
-        weights.self_out,
-        weights.cross_in,
-        weights.cross_norm,
-        weights.cross_out,
-        weights.norms,
-        weights.ff_in,
-        weights.ff_out,
-        _padded(weights.tokens, 0, columns - weights.tokens.shape[0]),
-        weights.head_in,
-        weights.head_bias,
-        weights.head_norm,
-        _padded(weights.head_out, 1, missing),
-        _padded(weights.head_out_bias, 0, missing),
-    ]
-
-
-def _padded(x: Array, axis: int, missing: int) -> Array:
-    return jnp.pad(x, [(0, missing if k == axis else 0) for k in range(x.ndim)])
-
-
-def _rows(x: tp.Any, axis: int) -> pl.BlockSpec:
-    """A program's environments along an axis."""
-    shape = tuple(ROWS if k == axis else size for k, size in enumerate(x.shape))
-    return pl.BlockSpec(shape, lambda b: tuple(b if k == axis else 0 for k in range(len(shape))))
+def _rows(x: tp.Any) -> pl.BlockSpec:
+    """A program's environments, along the first axis."""
+    return pl.BlockSpec((ROWS, *x.shape[1:]), lambda b: (b,) + (0,) * (len(x.shape) - 1))
 
 
 def _whole(x: tp.Any) -> pl.BlockSpec:

@@ -20,7 +20,8 @@ def _broadcast(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*
 
 def _spread_backward(shape: tuple[int, ...], _: None, gradient: Array) -> tuple[Array]:
     gradient = gradient.reshape(-1, shape[-1])
-    return ((jnp.ones((1, gradient.shape[0])) @ gradient)[0],)
+    ones = jnp.ones((1, gradient.shape[0]), gradient.dtype)
+    return (jnp.dot(ones, gradient, preferred_element_type=jnp.float32)[0].astype(gradient.dtype),)
 
 
 spread = jax.custom_vjp(_broadcast, nondiff_argnums=(1,))
@@ -35,8 +36,8 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
-        return x * spread(scale, x.shape)
+        mean = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
+        return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype) * spread(scale, x.shape)
 
 
 def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str | None = None) -> nn.Dense:
@@ -102,7 +103,7 @@ class ActionDistribution(nn.Module):
         if self.spec.discrete:
             return masked_categorical(out, legal)
         std = nn.softplus(self.param("raw_std", nn.initializers.zeros, (self.spec.action_size,))) + 1e-3
-        return tanh_normal(out, std, self.spec.action_low, self.spec.action_high)
+        return tanh_normal(out, std.astype(out.dtype), self.spec.action_low, self.spec.action_high)
 
 
 class Head(nn.Module):

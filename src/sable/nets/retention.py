@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float
 
+from sable.kernels import retention as kernel
 from sable.nets.layers import spread
-from sable.ops import retention
+from sable.ops import retention, sharding
 
 
 class MultiScaleRetention(nn.Module):
@@ -46,6 +47,10 @@ class MultiScaleRetention(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """The layer's output for every token, and the memory after the last timestep."""
+        if self.chunk is None and kernel.chosen(
+            key.shape[2], self.width // self.num_heads, causal=self.causal
+        ):
+            return self._by_kernel(query, key, memory, first)
         q, k, v, gate = self._project(query, key)
         if isinstance(memory, tuple):
             return self._finish(retention.within(q, k, v, causal=self.causal), gate), ()
@@ -55,6 +60,23 @@ class MultiScaleRetention(nn.Module):
             q, k, v, memory, self._kappa(), first, causal=self.causal, chunk=self.chunk, block=block
         )
         return self._finish(out.swapaxes(0, 1), gate), memory
+
+    def _by_kernel(self, query, key, memory, first):
+        """`sequence`, by kernels over all tokens of an environment."""
+        num_envs, num_steps, num_agents = key.shape[:3]
+        sources = (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
+        past = memory
+        if isinstance(memory, tuple):  # every timestep an episode of its own
+            past = jnp.zeros((num_envs, self.num_heads, *[self.width // self.num_heads] * 2))
+            first = jnp.ones_like(first)
+
+        def recall(norm, sources, past, first):
+            tokens = tuple(x.reshape(x.shape[0], num_steps * num_agents, -1) for x in sources)
+            return kernel.gated(num_agents, self.causal, tokens, past, *norm, self._kappa(), first)
+
+        norm = self.scale, self.bias
+        recalled, after = sharding.apart(recall, norm, sources, past, first.T)
+        return self.output(recalled.reshape(key.shape)), () if isinstance(memory, tuple) else after
 
     def timestep(
         self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
@@ -103,4 +125,5 @@ class MultiScaleRetention(nn.Module):
         out = out - mean
         out = out * jax.lax.rsqrt(jnp.square(out).mean(axis=-1, keepdims=True) + 1e-6)
         scale, bias = (spread(x, gate.shape) for x in (self.scale, self.bias))
-        return self.output(nn.swish(gate) * (out.reshape(gate.shape) * scale + bias))
+        out = out.reshape(gate.shape).astype(gate.dtype)
+        return self.output(nn.swish(gate) * (out * scale + bias))

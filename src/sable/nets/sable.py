@@ -1,6 +1,5 @@
 """The Sable network: a retention encoder over views, a retention decoder over actions (SPEC section 2)."""
 
-import functools
 import typing as tp
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SableConfig
-from sable.kernels.decode import DecoderWeights
+from sable.kernels.decode import BlockWeights, DecoderWeights
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
@@ -150,16 +149,18 @@ class Sable(nn.Module):
         """Each agent's distribution given the actions of those before it, and each agent's value."""
         # Inside, environment by environment: see MultiScaleRetention.
         view, legal, time, action = (x.swapaxes(0, 1) for x in (view, legal, time, action))
-        clock, pasts = self.clock(time)[..., None, :], self._pasts(memory)
-        x = self.embed_view(view, ids)
+        dtype = jnp.dtype(self.config.compute)
+        clock, pasts = self.clock(time)[..., None, :].astype(dtype), self._pasts(memory)
+        x = self.embed_view(view, ids).astype(dtype)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
-        encoded, x = x, self.embed_action(previous_tokens(self.spec, action))
+        encoded, x = x, self.embed_action(previous_tokens(self.spec, action)).astype(dtype)
         for block, past in zip(self.decoder, pasts, strict=True):
             x = block.sequence(
                 x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first
             )
-        distribution, value = self.policy_head(x, legal), self.value_head(encoded)[..., 0]
+        distribution = self.policy_head(x, legal)
+        value = self.value_head(encoded)[..., 0].astype(jnp.float32)
         return jax.tree.map(lambda x: x.swapaxes(0, 1), (distribution, value))
 
     def encode(
@@ -228,26 +229,29 @@ class Sable(nn.Module):
 def decoder_weights(net: Sable, params: PyTree) -> DecoderWeights:
     """The decoder's parameters as the kernel takes them."""
     own = params["params"]
-    blocks = [own[f"decoder_{k}"] for k in range(net.config.num_blocks)]
 
-    def stacked(*path: str) -> Array:
-        return jnp.stack([functools.reduce(dict.__getitem__, path, block) for block in blocks])
-
-    def norms(*paths: tuple[str, ...]) -> Array:
-        return jnp.stack([stacked(*path) for path in paths], axis=1)
+    def block(own: PyTree) -> BlockWeights:
+        self_retention, cross_retention, feed_forward = (
+            own[name] for name in ("self_retention", "cross_retention", "feed_forward")
+        )
+        return BlockWeights(
+            queries=cross_retention["query"]["kernel"],
+            self_in=self_retention["projections"]["kernel"],
+            self_scale=self_retention["scale"],
+            self_bias=self_retention["bias"],
+            self_out=self_retention["output"]["kernel"],
+            cross_in=cross_retention["projections"]["kernel"],
+            cross_scale=cross_retention["scale"],
+            cross_bias=cross_retention["bias"],
+            cross_out=cross_retention["output"]["kernel"],
+            norms=tuple(own[f"norms_{k}"]["scale"] for k in range(3)),
+            ff_in=feed_forward["gate_and_input"]["kernel"],
+            ff_out=feed_forward["output"]["kernel"],
+        )
 
     head, every_token = own["policy_head"]["head"], jnp.arange(net.spec.num_actions + 1)
     return DecoderWeights(
-        queries=stacked("cross_retention", "query", "kernel"),
-        self_in=stacked("self_retention", "projections", "kernel"),
-        self_norm=norms(("self_retention", "scale"), ("self_retention", "bias")),
-        self_out=stacked("self_retention", "output", "kernel"),
-        cross_in=stacked("cross_retention", "projections", "kernel"),
-        cross_norm=norms(("cross_retention", "scale"), ("cross_retention", "bias")),
-        cross_out=stacked("cross_retention", "output", "kernel"),
-        norms=norms(("norms_0", "scale"), ("norms_1", "scale"), ("norms_2", "scale")),
-        ff_in=stacked("feed_forward", "gate_and_input", "kernel"),
-        ff_out=stacked("feed_forward", "output", "kernel"),
+        blocks=tuple(block(own[f"decoder_{k}"]) for k in range(net.config.num_blocks)),
         tokens=tp.cast(Array, net.apply(params, every_token, method=net.embed_token)),
         head_in=head["hidden"]["kernel"],
         head_bias=head["hidden"]["bias"],

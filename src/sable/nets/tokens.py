@@ -62,7 +62,7 @@ class PolicyHead(nn.Module):
         self.distribution = ActionDistribution(self.spec)
 
     def __call__(self, x: Float[Array, "*b E"], legal: Bool[Array, "*b A"]) -> Distribution:
-        return self.distribution(self.head(x), legal)
+        return self.distribution(self.head(x).astype(jnp.float32), legal)
 
 
 def start_token(spec: EnvSpec) -> Array:

@@ -206,20 +206,28 @@ def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
     # How much of each token the chunk's last timestep keeps: the last row of D, over timesteps.
     zeta = _per_agent(jax.vmap(decay, (0, None))(first, kappa)[..., -1, :], num_agents)
     xi = _per_agent(jax.vmap(carry, (0, None))(first, kappa), num_agents)
-    before, last = _thread(memory, first.any(axis=1), kappa**chunk, (k * zeta[..., None]).mT @ v)
+    before, last = thread(memory, first.any(axis=1), kappa**chunk, (k * zeta[..., None]).mT @ v)
     return join((q @ k.mT * weight) @ v + q @ before * xi[..., None]), last
 
 
 def _blocks(q, k, v, memory, kappa, first, *, causal, block):
     """`chunkwise` one timestep at a time, its agents cut into blocks: what the timestep adds, and what the
     past says."""
-    before, last = _thread(memory, first, kappa, jnp.einsum("tbnhi,tbnhj->tbhij", k, v))
-    recalled = jnp.einsum("tbnhi,tbhij->tbnhj", q, past(before, kappa, first))
-    return within(q, k, v, causal=causal, block=block) + recalled, last
+    added = jnp.einsum("tbnhi,tbnhj->tbhij", k, v)
+    before, last = thread(memory, first, kappa, added)
+    seen = past(before, kappa, first)
+    if not causal:
+        return jnp.einsum("tbnhi,tbhij->tbnhj", q, seen + added), last
+    recalled = jnp.einsum("tbnhi,tbhij->tbnhj", q, seen)
+    return within(q, k, v, causal=True, block=block) + recalled, last
 
 
-def _thread(memory, opened, kappa, added):
+def thread(
+    memory: Memory, opened: Bool[Array, "G B"], kappa: Decay, added: Float[Array, "G B H d d"]
+) -> tuple[Float[Array, "G B H d d"], Memory]:
     """M[g] = added[g] + (0 if opened[g] else kappa M[g-1]): (every M[g-1], the last M)."""
+    if jax.default_backend() == "gpu":
+        return thread_at_once(memory, opened, kappa, added)
 
     def body(memory, now):
         opened, added = now
@@ -227,6 +235,13 @@ def _thread(memory, opened, kappa, added):
 
     last, before = jax.lax.scan(body, memory, (opened, added))
     return before, last
+
+
+def thread_at_once(memory, opened, kappa, added):
+    """`thread` as one product over all pairs: more work, but no step waits for another."""
+    after = jnp.einsum("bhst,tbhij->sbhij", decay(opened, kappa), added)
+    after += jnp.einsum("bhs,bhij->sbhij", carry(opened, kappa), memory)
+    return jnp.concatenate([memory[None], after[:-1]]), after[-1]
 
 
 def _per_agent(x: Float[Array, "*b T"], num_agents: int) -> Float[Array, "*b tokens"]:

@@ -139,8 +139,8 @@ def decode_by_kernel(
         jnp.broadcast_to(clock, (clock.shape[0], encoded.shape[-1])),
         legal,
         noise,
-        jnp.stack([block.decoder_self for block in memory]),
-        jnp.stack([block.decoder_cross for block in memory]),
+        tuple(block.decoder_self for block in memory),
+        tuple(block.decoder_cross for block in memory),
         interpret=jax.default_backend() != "gpu",
     )
     told = tuple(
@@ -162,6 +162,8 @@ def evaluate(
 ) -> ppo.Evaluation:
     """What `params` say of actions already taken, agents processed in `order`."""
     raw = steps.extras.raw[:, :, order]
+    if isinstance(net, Sable):
+        params = jax.tree.map(lambda x: x.astype(net.config.compute), params)
     distribution, values = _apply(
         net,
         params,

@@ -145,10 +145,11 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         return gae(steps.reward, value, next_value, bootstrap, trace, hyper.discount, hyper.gae_lambda)
 
     def loss(params: PyTree, hyper: Hyper, batch: Batch, order: Array, key: Array) -> tuple[Array, Metrics]:
+        """What is to be minimised over a batch whose advantages are standardised."""
         acted = batch.steps.extras
         now = policy.evaluate(params, batch.steps, batch.memory, order, key)
         ratio = jnp.exp(now.log_prob - acted.log_prob)
-        actor = clipped_surrogate(ratio, standardise(batch.advantage), hyper.clip_eps).mean()
+        actor = clipped_surrogate(ratio, batch.advantage, hyper.clip_eps).mean()
         reach = hyper.clip_eps if config.clip_value else jnp.inf
         critic = clipped_value_error(now.value, acted.value, batch.target, reach).mean()
         entropy = now.entropy.mean()
@@ -162,6 +163,23 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             "policy/clipped": (jnp.abs(ratio - 1) > hyper.clip_eps).mean(),
             "policy/largest_change": jnp.abs(ratio - 1).max(),
         }
+
+    def slope(params: PyTree, hyper: Hyper, batch: Batch, order: Array, key: Array) -> tuple[PyTree, Metrics]:
+        """The gradient of the loss, and metrics; of a large batch slice by slice, which takes less memory."""
+        gradient = jax.grad(loss, has_aux=True)
+        num_steps, num_columns = batch.steps.first.shape
+        num = num_slices(num_columns, num_steps * spec.num_agents)
+        if num == 1:
+            return gradient(params, hyper, batch, order, key)
+
+        def add(total: PyTree, now: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
+            own, metrics = gradient(params, hyper, now[0], order, now[1])
+            return jax.tree.map(lambda a, b: a + b / num, total, own), metrics
+
+        each = slices(batch, num), jax.random.split(key, num)
+        total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), each)
+        largest = metrics["policy/largest_change"].max()
+        return total, jax.tree.map(jnp.mean, metrics) | {"policy/largest_change": largest}
 
     def learn(learner: PPOLearner, rollout: Rollout, key: Array) -> tuple[PPOLearner, Metrics]:
         advantage, target = estimate(learner, rollout)
@@ -177,11 +195,11 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             columns = sharding.shared(columns)
             batch = Batch(
                 steps=tree.take(whole.steps, columns, axis=1),
-                advantage=whole.advantage[:, columns],
+                advantage=standardise(whole.advantage[:, columns]),
                 target=whole.target[:, columns],
                 memory=tree.take(whole.memory, columns),
             )
-            gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, learner.hyper, batch, order, key)
+            gradient, metrics = slope(learner.params, learner.hyper, batch, order, key)
             updates, opt_state = optimiser(learner).update(gradient, learner.opt_state)
             metrics |= {"gradient/norm": optax.tree.norm(gradient)}
             return replace(
@@ -212,6 +230,32 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         exploit=exploit,
         final=final,
         learn=learn,
+    )
+
+
+SLICE = 2**18
+"""Tokens whose activations learning holds at once, where a column does not have more."""
+
+
+def num_slices(num_columns: int, tokens: int) -> int:
+    """Into how many equal slices a batch of columns, each of so many tokens, is cut: as few as may be."""
+    return next(
+        n
+        for n in range(1, num_columns + 1)
+        if (num_columns % n == 0 and num_columns // n * tokens <= SLICE) or n == num_columns
+    )
+
+
+def slices(batch: Batch, num: int) -> Batch:
+    """The batch with its columns dealt out to as many slices, along a new first axis."""
+
+    def steps(x: Array) -> Array:
+        return x.reshape(x.shape[0], num, -1, *x.shape[2:]).swapaxes(0, 1)
+
+    memory = jax.tree.map(lambda x: x.reshape(num, -1, *x.shape[1:]), batch.memory)
+    return Batch(
+        memory=memory,
+        **{name: jax.tree.map(steps, getattr(batch, name)) for name in ("steps", "advantage", "target")},
     )
 
 
