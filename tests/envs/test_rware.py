@@ -1,7 +1,7 @@
 """The warehouse's step without loops against Jumanji's own, from the same states, to the last bit."""
 
 import dataclasses
-import functools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import pytest
 from jumanji.environments import RobotWarehouse
 
 from sable import envs
+from sable.envs.rware import Warehouse
 
 BATCH = 128
 SHELVES, ROBOTS = 0, 1
@@ -19,132 +20,147 @@ FORWARD, TOGGLE, DOWN = 1, 4, 2
 def pair(name):
     """Ours and Jumanji's of one task."""
     ours = envs.make(name).suite
+    assert isinstance(ours, Warehouse)
     return ours, RobotWarehouse(ours._generator, ours.time_limit)
 
 
-def move_shelf(state, shelf, place):
-    """`shelf` at `place`, what stood there where it was."""
+def put_shelf(state, env, shelf, place):
+    """In the environments `env`: `shelf` at `place`, and what stood there where it was."""
     x, y = state.shelves.position
-    here, other = (x[shelf], y[shelf]), state.grid[SHELVES, *place]
-    grid = state.grid.at[SHELVES, *here].set(other).at[SHELVES, *place].set(shelf + 1)
-    index = jnp.where(other == 0, x.shape[0], other - 1)  # none: dropped
-    x, y = (
-        values.at[index].set(old, mode="drop").at[shelf].set(new)
-        for values, old, new in zip((x, y), here, place, strict=True)
-    )
-    shelves = state.shelves._replace(position=state.shelves.position._replace(x=x, y=y))
-    return dataclasses.replace(state, grid=grid, shelves=shelves)
+    here, other = (x[env, shelf], y[env, shelf]), state.grid[env, SHELVES, *place]
+    state.grid[env, SHELVES, *here] = other
+    state.grid[env, SHELVES, *place] = shelf + 1
+    some = other > 0
+    for values, old, new in zip((x, y), here, place, strict=True):
+        values[env[some], other[some] - 1] = old[some]
+        values[env, shelf] = new
 
 
-def move_robot(state, robot, place):
-    """`robot`, carrying and facing down, at `place`, on top of any who is there."""
-    agents = state.agents
-    x, y = agents.position
-    here = x[robot], y[robot]
-    left = jnp.where(state.grid[ROBOTS, *here] == robot + 1, 0, state.grid[ROBOTS, *here])
-    grid = state.grid.at[ROBOTS, *here].set(left).at[ROBOTS, *place].set(robot + 1)
-    position = agents.position._replace(x=x.at[robot].set(place[0]), y=y.at[robot].set(place[1]))
-    agents = agents._replace(
-        position=position,
-        direction=agents.direction.at[robot].set(DOWN),
-        is_carrying=agents.is_carrying.at[robot].set(1),
-    )
-    return dataclasses.replace(state, grid=grid, agents=agents)
+def put_robot(state, env, robot, place):
+    """In the environments `env`: `robot`, carrying and facing down, at `place`, on top of any who is there."""
+    agents, (x, y) = state.agents, state.agents.position
+    here = x[env, robot], y[env, robot]
+    own = state.grid[env, ROBOTS, *here] == robot + 1
+    state.grid[env[own], ROBOTS, here[0][own], here[1][own]] = 0
+    state.grid[env, ROBOTS, *place] = robot + 1
+    x[env, robot], y[env, robot] = place
+    agents.direction[env, robot], agents.is_carrying[env, robot] = DOWN, 1
 
 
-def arrange(suite, state, key):
-    """Once in a while: robots carry requested shelves to the goals, or these stand there; the end is near."""
-    keys = jax.random.split(key, 5)
-    columns, row = np.asarray(suite.goals).T
-    robots = jax.random.permutation(keys[0], suite.num_agents)
-    lift = jax.random.bernoulli(keys[1], 0.5).astype(int)  # a robot in front of the goal, or a shelf on it
-    first = jax.random.randint(keys[2], (), 0, suite.request_queue_size)
-    arranged = state
-    for goal in range(2):
-        shelf = state.request_queue[(first + goal) % suite.request_queue_size]
-        place = (int(row[goal]) - lift, int(columns[goal]))
-        arranged = move_shelf(arranged, shelf, place)
-        arranged = jax.tree.map(
-            functools.partial(jnp.where, lift == 1),
-            move_robot(arranged, robots[goal % suite.num_agents], place),
-            arranged,
+def arrange(suite, state, rng):
+    """Here and there: requested shelves at the goals, with robots one cell before them, or robots in a line."""
+    num_agents, queue = suite.num_agents, state.request_queue
+    env, lined = (np.flatnonzero(rng.random(BATCH) < 0.08) for _ in range(2))
+    lift, first = rng.integers(0, 2, env.size), rng.integers(0, queue.shape[1], env.size)
+    robots, carried = rng.permuted(np.tile(np.arange(num_agents), (env.size, 1)), axis=1), lift == 1
+    for goal, (column, row) in enumerate(np.asarray(suite.goals)):
+        place = row - lift, np.full(env.size, column)
+        put_shelf(state, env, queue[env, (first + goal) % queue.shape[1]], place)
+        ahead = tuple(values[carried] for values in place)
+        put_robot(state, env[carried], robots[carried, goal % num_agents], ahead)
+    for robot in range(num_agents):  # each hands what it carries to the next, if all may move
+        row = min(robot + 1, state.grid.shape[2] - 1)
+        put_robot(
+            state, lined, np.full(lined.size, robot), (np.full(lined.size, row), np.ones(lined.size, int))
         )
-    seldom = jax.random.bernoulli(keys[3], 0.08)
-    state = jax.tree.map(functools.partial(jnp.where, seldom), arranged, state)
-    steps = jax.random.randint(keys[4], (), suite.time_limit - 30, suite.time_limit)
-    return dataclasses.replace(state, step_count=steps)
+    state.action_mask[lined] = True
+    state.step_count[:] = rng.integers(suite.time_limit - 30, suite.time_limit, BATCH)
 
 
-def happened(state, action, after, timestep):
+def happened(state, action, after, reward):
     """How often what the comparison is about took place."""
 
-    def on_cell(grid, layer, agents):
-        return jax.vmap(lambda grid, place: grid[layer, place.x, place.y])(grid, agents.position)
+    def on_cell(state, layer):
+        position = state.agents.position
+        return state.grid[np.arange(BATCH)[:, None], layer, position.x, position.y]
 
-    robot = jnp.arange(action.shape[-1]) + 1
-    carried, carries = state.agents.is_carrying, after.agents.is_carrying
-    legal = jnp.take_along_axis(state.action_mask, action[..., None] % 5, -1)[..., 0]
-    forward = (action == FORWARD) & legal
+    robot, under = np.arange(action.shape[-1]) + 1, on_cell(state, SHELVES)
+    carried, carries = state.agents.is_carrying == 1, after.agents.is_carrying == 1
+    legal = np.take_along_axis(state.action_mask, action[..., None] % 5, -1)[..., 0]
     return {
-        "collision": (on_cell(after.grid, ROBOTS, after.agents) != robot).any(-1).sum(),
-        "collided before": (on_cell(state.grid, ROBOTS, state.agents) != robot).any(-1).sum(),
-        "delivery": (timestep.reward == 1).sum(),
-        "double delivery": (timestep.reward == 2).sum(),
-        "illegal": (~legal).sum(),
-        "pickup": ((carried == 0) & (carries == 1)).sum(),
-        "drop": ((carried == 1) & (carries == 0)).sum(),
-        "idle drop": ((carried == 1) & (carries == 0) & (action != TOGGLE)).sum(),
-        "carrying no shelf": (forward & (carried == 1) & (on_cell(state.grid, SHELVES, state.agents) == 0)).sum(),
-        "time limit": (after.step_count >= 500).sum(),
-        "action out of range": ((action < 0) | (action > 4)).sum(),
+        "collision": (on_cell(after, ROBOTS) != robot).any(-1),
+        "collided before": (on_cell(state, ROBOTS) != robot).any(-1),
+        "delivery": reward == 1,
+        "double delivery": reward == 2,
+        "illegal": ~legal,
+        "pickup": ~carried & carries & (under > 0),
+        "pickup of what came": ~carried & carries & (under == 0),
+        "drop": carried & ~carries & (action == TOGGLE),
+        "idle drop": carried & ~carries & (action != TOGGLE),
+        "carrying no shelf": (action == FORWARD) & legal & carried & (under == 0),
+        "time limit": after.step_count >= 500,
+        "action out of range": (action < 0) | (action > 4),
     }
 
 
-@functools.cache
-def plays(name, length):
-    """seed -> by leaf, whether `length` steps of a batch were equal; and counts of what happened."""
+def compared(name, length):
+    """Plays a batch for `length` steps; asserts that each is Jumanji's; counts what happened."""
     ours, theirs = pair(name)
 
     @jax.jit
-    def play(key):
-        start_key, key = jax.random.split(key)
-        starts, _ = jax.vmap(theirs.reset)(jax.random.split(start_key, BATCH))
+    def both(state, action):
+        expected = jax.vmap(theirs.step)(state, action)
+        return expected, jax.tree.map(
+            lambda a, b: (a == b).all(), jax.vmap(ours.step)(state, action), expected
+        )
 
-        def one(state, key):
-            keys = jax.random.split(key, 4)
-            state = jax.vmap(functools.partial(arrange, ours))(state, jax.random.split(keys[0], BATCH))
-            likely = jnp.log(jnp.array([1.0, 5, 1, 1, 2]))
-            action = jax.random.categorical(keys[1], likely, shape=(BATCH, ours.num_agents))
-            action = jnp.where(jax.random.bernoulli(keys[2], 0.01, action.shape), 3 * action - 5, action)
-            result = jax.vmap(theirs.step)(state, action)
-            equal = jax.tree.map(lambda a, b: (a == b).all(), jax.vmap(ours.step)(state, action), result)
-            after, timestep = result
-            events = happened(state, action, after, timestep)
-            # Some go on after their end: the suite's step is defined there too, and stranger.
-            over = timestep.last() & jax.random.bernoulli(keys[3], 0.5, (BATCH,))
-            after = jax.vmap(lambda *args: jax.tree.map(functools.partial(jnp.where, args[0]), *args[1:]))(
-                over, starts, after
-            )
-            return after, (equal, events)
-
-        _, (equal, events) = jax.lax.scan(one, starts, jax.random.split(key, length))
-        return jax.tree.map(lambda each: each.all(), equal), jax.tree.map(lambda each: each.sum(), events)
-
-    return lambda seed: jax.device_get(play(jax.random.key(seed)))
-
-
-def check(name, length, seeds):
-    total = {}
-    for seed in seeds:
-        equal, events = plays(name, length)(seed)
-        different = [jax.tree_util.keystr(p) for p, same in jax.tree_util.tree_leaves_with_path(equal) if not same]
-        assert not different, f"{name}, seed {seed}: {different}"
-        total = {event: total.get(event, 0) + int(count) for event, count in events.items()}
-    return total
+    rng, events = np.random.default_rng(0), Counter()
+    start, _ = jax.jit(jax.vmap(ours.reset))(jax.random.split(jax.random.key(0), BATCH))
+    key, start = start.key, jax.tree.map(np.array, dataclasses.replace(start, key=()))
+    state = jax.tree.map(np.copy, start)
+    for time in range(length):
+        arrange(ours, state, rng)
+        action = rng.choice(5, (BATCH, ours.num_agents), p=[0.1, 0.5, 0.1, 0.1, 0.2]).astype(np.int32)
+        action = np.where(rng.random(action.shape) < 0.01, 3 * action - 5, action)
+        (after, timestep), equal = both(dataclasses.replace(state, key=key), action)
+        different = [
+            jax.tree_util.keystr(path)
+            for path, same in jax.tree_util.tree_leaves_with_path(jax.device_get(equal))
+            if not same
+        ]
+        assert not different, f"step {time}: {different}"
+        key, after = after.key, jax.tree.map(np.array, dataclasses.replace(after, key=()))
+        reward = np.asarray(timestep.reward)
+        events.update({e: int(seen.sum()) for e, seen in happened(state, action, after, reward).items()})
+        # Half go on after their end: a step is defined there too, and stranger.
+        over = np.asarray(timestep.last()) & (rng.random(BATCH) < 0.5)
+        for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(start), strict=True):
+            new[over] = old[over]
+        state = after
+    return events
 
 
-@pytest.mark.parametrize("name", ["rware/tiny-2ag", "rware/tiny-4ag", "rware/small-4ag", "rware/large-8ag"])
+@pytest.mark.parametrize("name", ["rware/tiny-4ag", "rware/large-8ag"])
 def test_every_step_is_the_suites_own(name):
-    events = check(name, 100, range(1))
-    print(name, events)
-    assert all(count >= 10 for count in events.values()), events
+    events = compared(name, 80)
+    assert all(count >= 3 for count in events.values()), events
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["tiny-2ag", "tiny-4ag", "small-4ag", "large-8ag-hard", "xlarge-4ag", "tiny-12ag-easy", "tiny-1ag"],
+)
+def test_every_one_of_many_steps_is_the_suites_own(name):
+    events = compared(f"rware/{name}", 600)
+    alone = ("collision", "collided before", "double delivery", "pickup of what came")  # take two
+    assert all(count >= 3 for event, count in events.items() if name != "tiny-1ag" or event not in alone), (
+        events
+    )
+
+
+@pytest.mark.slow
+def test_resets_are_the_suites_own():
+    keys = jax.random.split(jax.random.key(1), 16)
+    ours, theirs = (jax.jit(jax.vmap(suite.reset))(keys) for suite in pair("rware/tiny-2ag"))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), ours, theirs))
+
+
+def test_a_step_has_the_types_of_the_suites_own():
+    ours, theirs = pair("rware/tiny-2ag")
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):  # typed and raw
+        state, _ = jax.eval_shape(theirs.reset, key)
+        mine, native = (jax.eval_shape(suite.step, state, jnp.zeros(2, int)) for suite in (ours, theirs))
+        assert jax.tree.structure(mine) == jax.tree.structure(native)
+        for one, other in zip(jax.tree.leaves(mine), jax.tree.leaves(native), strict=True):
+            assert (one.shape, one.dtype, one.weak_type) == (other.shape, other.dtype, other.weak_type)

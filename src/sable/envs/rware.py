@@ -1,7 +1,7 @@
-"""Jumanji's robot warehouse with a step that has no loops, scatters or sorts: on a GPU each of them is many launches.
+"""Jumanji's robot warehouse without loops, scatters and sorts: a GPU launches kernels for each of them.
 
-The suite lets agents act, goals be served and cells be looked at one after another. Here all do so at once, as
-comparisons that XLA fuses, and every result is the suite's to the last bit (tests/envs/test_rware.py).
+The suite lets agents act, goals be served and cells be looked at one after another. Here all do so at once,
+in comparisons that XLA fuses, and every result is the suite's to the last bit (tests/envs/test_rware.py).
 """
 
 import jax
@@ -26,8 +26,8 @@ from jumanji.types import StepType, TimeStep
 class Warehouse(RobotWarehouse):
     """The suite's warehouse: its reset, states, specs and viewer, and an equal step that is faster.
 
-    States are taken to be those that play leads to: positions lie within the grid, a robot's id on no cell but
-    its own, a shelf in the queue of requests once.
+    States are taken to be those that play leads to: positions lie within the grid, a robot's id is on no
+    cell but its own, a shelf is in the queue of requests once.
     """
 
     def __init__(self, generator: Generator, time_limit: int) -> None:
@@ -94,40 +94,29 @@ class Warehouse(RobotWarehouse):
         y = jnp.where(forward, lax.select_n(agents.direction, y, right, y, left), y)
         cell, target = _cell(agents.position, columns), _cell(Position(x, y), columns)
 
-        # A robot that carries takes along what stands on its cell, which those before it may have changed.
         carries = forward & (agents.is_carrying != 0)
-        shelf_layer, agent_layer = (state.grid[layer].reshape(-1) for layer in (_SHELVES, _AGENTS))
-        leaves, comes = (
-            (carries & (place == cell[:, None])).T & (number[:, None] < number) for place in (cell, target)
-        )
-        untouched = self.num_agents + 1
-        source = _last_write(jnp.full_like(number, untouched), leaves, comes, number + 1, untouched + 1)
-        brought = (source > 0) & (source < untouched)
-        before = jnp.where(source == untouched, _take(shelf_layer, cell), 0)
-        first = jnp.where(brought, source - 1, number)  # whose shelf it was, one robot back; then all the way
-        for _ in range((self.num_agents - 2).bit_length() if self.num_agents > 2 else 0):
-            first = _take(first, first)
-        shelf = _take(before, first)
-
+        shelf = _underfoot(state.grid[_SHELVES].reshape(-1), carries, cell, target)
         takes = (action == Action.TOGGLE_LOAD) & (agents.is_carrying == 0)
         keeps = forward | (turns != 0) | _take(self.highways.reshape(-1), cell).astype(bool)
         carrying = jnp.where(takes, shelf > 0, agents.is_carrying * keeps)
 
+        # Both layers of the grid at once: robots write their numbers, the carried shelves theirs.
+        of_robots = jnp.arange(2)[:, None] == _AGENTS
         cells = jnp.arange(rows * columns)
-        at_cell, at_target = cell[:, None] == cells, target[:, None] == cells
-        agent_layer = _last_write(
-            agent_layer, forward[:, None] & at_cell, forward[:, None] & at_target, number + 1, untouched
+        cell, target, forward, carries, shelf, robot = (
+            array[:, None, None] for array in (cell, target, forward, carries, shelf, number + 1)
         )
-        shelf_layer = _last_write(
-            shelf_layer, carries[:, None] & at_cell, carries[:, None] & at_target, shelf, self._num_shelves + 1
-        )
-        # Who carries nothing after all (a robot before it took the shelf) moves the last shelf: index -1.
+        writes, value = jnp.where(of_robots, forward, carries), jnp.where(of_robots, robot, shelf)
+        limit = max(self.num_agents, self._num_shelves) + 1
+        layers = state.grid.reshape(2, -1)
+        layers = _last_write(layers, writes & (cell == cells), writes & (target == cells), value, limit)
+        # Who carries nothing after all (robots on one cell took the same shelf) moves the last one: index -1.
         index = jnp.where(shelf == 0, self._num_shelves, shelf) - 1
-        moved = carries[:, None] & (index[:, None] == jnp.arange(self._num_shelves))
+        moved = (carries & (index == jnp.arange(self._num_shelves)))[:, 0]
         place = _cell(state.shelves.position, columns)
-        place = _last_write(place, jnp.zeros_like(moved), moved, target, rows * columns)
+        place = _last_write(place, jnp.zeros_like(moved), moved, target[:, 0], rows * columns)
 
-        grid = jnp.stack([shelf_layer, agent_layer]).reshape(state.grid.shape)  # _SHELVES, _AGENTS
+        grid = layers.reshape(state.grid.shape)
         agents = Agent(position=Position(x, y), direction=direction, is_carrying=carrying)
         position = Position(lax.div(place, columns), lax.rem(place, columns))
         return grid, agents, Shelf(position=position, is_requested=state.shelves.is_requested)
@@ -135,7 +124,7 @@ class Warehouse(RobotWarehouse):
     def _deliver(
         self, key: Array, queue: Array, grid: Array, shelves: Shelf
     ) -> tuple[Array, Array, Array, Shelf]:
-        """Goals take the requested shelves that stand there, by number; each makes way for another request."""
+        """The goals in turn take requested shelves that stand there; another is requested for each."""
         keys, draws = [key], []
         for _ in self._goal_cells:
             key, draw = jax.random.split(keys[-1])
@@ -148,7 +137,7 @@ class Warehouse(RobotWarehouse):
             shelf = grid[_SHELVES, row, column]
             delivered = (shelf != 0) & (queue == shelf - 1).any()
             rank = lax.select_n(served, *ranks)
-            # The shelf of this rank among those not in the queue, by id: skip those of the queue that come before.
+            # The shelf of this rank among those not in the queue: pass over those of the queue before it.
             request = rank + (queue - (queue < queue[:, None]).sum(-1) <= rank).sum()
             requested = jnp.where(delivered & (ids == shelf - 1), 0.0, requested)
             requested = jnp.where(delivered & (ids == request), 1.0, requested)
@@ -159,24 +148,19 @@ class Warehouse(RobotWarehouse):
         return lax.select_n(served, *keys), reward, queue, shelves
 
     def _draw(self, key: Array) -> Array:
-        """The index that `jax.random.choice` without replacement draws: it sorts by random bits, once at this size."""
-        bits = jax.random.bits(
-            jax.random.split(key)[1], (self._num_shelves - self.request_queue_size,), jnp.uint32
-        )
-        return jnp.argmin(bits)
+        """The index that `jax.random.choice` draws without replacement: it sorts by random bits, once."""
+        others = self._num_shelves - self.request_queue_size
+        return jnp.argmin(jax.random.bits(jax.random.split(key)[1], (others,), jnp.uint32))
 
     def _look(self, grid: Array, agents: Agent) -> tuple[Array, Array]:
         """[N, C] ids of the robots and of the shelves on the cells around each agent; 0 where none."""
         _, rows, columns = grid.shape
-        x, y = (
-            place[:, None] + offset for place, offset in zip(agents.position, self._window, strict=True)
-        )
+        x, y = (place[:, None] + offset for place, offset in zip(agents.position, self._window, strict=True))
         inside = (x >= 0) & (x < rows) & (y >= 0) & (y < columns)
         cell = jnp.where(inside, _cell(Position(x, y), columns), 0)
-        robots, racks = (
-            jnp.where(inside, _take(grid[layer].reshape(-1), cell), 0) for layer in (_AGENTS, _SHELVES)
-        )
-        return robots, racks
+        seen = grid.reshape(2, -1).at[:, cell].get(mode="promise_in_bounds")
+        seen = jnp.where(inside, seen, 0)
+        return seen[_AGENTS], seen[_SHELVES]
 
     def _view(self, agents: Agent, shelves: Shelf, robots: Array, racks: Array) -> Array:
         """[N, F]: the agent itself, the robots around it, the shelves around it."""
@@ -218,12 +202,27 @@ def _take(table: Array, index: Array) -> Array:
     return table.at[index].get(mode="promise_in_bounds")
 
 
-def _last_write(old: Array, leaves: Array, comes: Array, value: Array, limit: int) -> Array:
-    """Places [P] after agents [N] wrote in turn: each first 0 where it leaves, then its value where it comes.
+def _underfoot(layer: Array, carries: Array, cell: Array, target: Array) -> Array:
+    """[N] the shelf on each agent's cell (0: none) when its turn comes: those before it may have carried."""
+    num_agents = carries.shape[0]
+    number, untouched = jnp.arange(num_agents), num_agents + 1
+    earlier = carries[:, None] & (number[:, None] < number)
+    leaves, comes = (earlier & (place[:, None] == cell) for place in (cell, target))
+    writer = _last_write(jnp.full(num_agents, untouched), leaves, comes, number[:, None] + 1, untouched + 1)
+    shelf = jnp.where(writer == untouched, _take(layer, cell), 0)
+    # Where another came, its shelf counts, which may itself have come so: doubling steps back to the first.
+    source = jnp.where((writer > 0) & (writer < untouched), writer - 1, number)
+    for _ in range(max(num_agents - 2, 0).bit_length()):
+        source = _take(source, source)
+    return _take(shelf, source)
 
-    `leaves` and `comes` are [N, P]. With its time in front, the last write is the largest; values are below `limit`.
+
+def _last_write(old: Array, leaves: Array, comes: Array, value: Array, limit: int) -> Array:
+    """Places [..] after agents [N] wrote in turn: 0 where one leaves, then its value where it comes.
+
+    `leaves`, `comes` and `value` are [N, ..]. With its time in front the last write is the largest; values
+    are below `limit`.
     """
-    time = 2 * jnp.arange(value.shape[0]) + 1
-    left = jnp.where(leaves, (time * limit)[:, None], 0)
-    written = jnp.where(comes, ((time + 1) * limit + value)[:, None], left).max(0)
+    time = jnp.expand_dims(2 * jnp.arange(value.shape[0]) + 1, range(1, value.ndim))
+    written = jnp.where(comes, (time + 1) * limit + value, jnp.where(leaves, time * limit, 0)).max(0)
     return jnp.where(written == 0, old, lax.rem(written, limit))
