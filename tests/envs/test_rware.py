@@ -37,7 +37,7 @@ def put_shelf(state, env, shelf, place):
 
 
 def put_robot(state, env, robot, place):
-    """In the environments `env`: `robot`, carrying and facing down, at `place`, on top of any who is there."""
+    """In the environments `env`: `robot`, carrying, facing down, at `place`, on top of any who is there."""
     agents, (x, y) = state.agents, state.agents.position
     here = x[env, robot], y[env, robot]
     own = state.grid[env, ROBOTS, *here] == robot + 1
@@ -48,7 +48,7 @@ def put_robot(state, env, robot, place):
 
 
 def arrange(suite, state, rng):
-    """Here and there: requested shelves at the goals, with robots one cell before them, or robots in a line."""
+    """Here and there: requested shelves at the goals, or carried one cell before them; robots in a line."""
     num_agents, queue = suite.num_agents, state.request_queue
     env, lined = (np.flatnonzero(rng.random(BATCH) < 0.08) for _ in range(2))
     lift, first = rng.integers(0, 2, env.size), rng.integers(0, queue.shape[1], env.size)
@@ -130,16 +130,15 @@ def compared(name, length):
     return events
 
 
-@pytest.mark.parametrize("name", ["rware/tiny-4ag", "rware/large-8ag"])
-def test_every_step_is_the_suites_own(name):
-    events = compared(name, 80)
+def test_every_step_is_the_suites_own():
+    events = compared("rware/tiny-4ag", 80)
     assert all(count >= 3 for count in events.values()), events
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["tiny-2ag", "tiny-4ag", "small-4ag", "large-8ag-hard", "xlarge-4ag", "tiny-12ag-easy", "tiny-1ag"],
+    ["tiny-1ag", "tiny-2ag", "tiny-4ag", "small-4ag", "large-8ag", "xlarge-4ag-hard", "tiny-12ag-easy"],
 )
 def test_every_one_of_many_steps_is_the_suites_own(name):
     events = compared(f"rware/{name}", 600)

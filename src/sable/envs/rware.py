@@ -22,6 +22,8 @@ from jumanji.environments.routing.robot_warehouse.types import (
 )
 from jumanji.types import StepType, TimeStep
 
+from sable.types import PyTree
+
 
 class Warehouse(RobotWarehouse):
     """The suite's warehouse: its reset, states, specs and viewer, and an equal step that is faster.
@@ -32,13 +34,15 @@ class Warehouse(RobotWarehouse):
 
     def __init__(self, generator: Generator, time_limit: int) -> None:
         super().__init__(generator, time_limit)
-        self._num_shelves = self.shelf_ids.shape[0]
+        self._num_shelves = jnp.size(self.shelf_ids)
+        self._num_columns = jnp.shape(self.highways)[1]
+        self._is_highway = jnp.asarray(self.highways, bool).reshape(-1)
         self._goal_cells = [(int(row), int(column)) for column, row in np.asarray(self.goals)]
         offset = np.arange(-self.sensor_range, self.sensor_range + 1)
         row, column = np.meshgrid(offset, offset, indexing="ij")
         self._window = row.reshape(-1), column.reshape(-1)  # of a view's cells, from the agent's own
 
-    def step(self, state: State, action: Array) -> tuple[State, TimeStep[Observation]]:
+    def step(self, state: PyTree, action: PyTree) -> tuple[State, TimeStep[Observation]]:
         """The suite's step."""
         grid, agents, shelves = self._act(state, action)
         key, reward, request_queue, shelves = self._deliver(state.key, state.request_queue, grid, shelves)
@@ -72,11 +76,11 @@ class Warehouse(RobotWarehouse):
         )
         return state, timestep
 
-    def _make_observations(self, grid: Array, agents: Agent, shelves: Shelf) -> Array:
+    def _make_observations(self, grid: PyTree, agents: PyTree, shelves: PyTree) -> Array:
         """The views [N, F]; the suite's reset calls this too."""
         return self._view(agents, shelves, *self._look(grid, agents))
 
-    def _act(self, state: State, action: Array) -> tuple[Array, Agent, Shelf]:
+    def _act(self, state: PyTree, action: Array) -> tuple[Array, Agent, Shelf]:
         """All agents act: the grid, agents and shelves as if they had one by one, by number."""
         agents, (_, rows, columns) = state.agents, state.grid.shape
         number = jnp.arange(self.num_agents)
@@ -97,7 +101,7 @@ class Warehouse(RobotWarehouse):
         carries = forward & (agents.is_carrying != 0)
         shelf = _underfoot(state.grid[_SHELVES].reshape(-1), carries, cell, target)
         takes = (action == Action.TOGGLE_LOAD) & (agents.is_carrying == 0)
-        keeps = forward | (turns != 0) | _take(self.highways.reshape(-1), cell).astype(bool)
+        keeps = forward | (turns != 0) | _take(self._is_highway, cell)
         carrying = jnp.where(takes, shelf > 0, agents.is_carrying * keeps)
 
         # Both layers of the grid at once: robots write their numbers, the carried shelves theirs.
@@ -122,7 +126,7 @@ class Warehouse(RobotWarehouse):
         return grid, agents, Shelf(position=position, is_requested=state.shelves.is_requested)
 
     def _deliver(
-        self, key: Array, queue: Array, grid: Array, shelves: Shelf
+        self, key: Array, queue: Array, grid: Array, shelves: PyTree
     ) -> tuple[Array, Array, Array, Shelf]:
         """The goals in turn take requested shelves that stand there; another is requested for each."""
         keys, draws = [key], []
@@ -152,7 +156,7 @@ class Warehouse(RobotWarehouse):
         others = self._num_shelves - self.request_queue_size
         return jnp.argmin(jax.random.bits(jax.random.split(key)[1], (others,), jnp.uint32))
 
-    def _look(self, grid: Array, agents: Agent) -> tuple[Array, Array]:
+    def _look(self, grid: Array, agents: PyTree) -> tuple[Array, Array]:
         """[N, C] ids of the robots and of the shelves on the cells around each agent; 0 where none."""
         _, rows, columns = grid.shape
         x, y = (place[:, None] + offset for place, offset in zip(agents.position, self._window, strict=True))
@@ -162,11 +166,10 @@ class Warehouse(RobotWarehouse):
         seen = jnp.where(inside, seen, 0)
         return seen[_AGENTS], seen[_SHELVES]
 
-    def _view(self, agents: Agent, shelves: Shelf, robots: Array, racks: Array) -> Array:
+    def _view(self, agents: PyTree, shelves: PyTree, robots: Array, racks: Array) -> Array:
         """[N, F]: the agent itself, the robots around it, the shelves around it."""
-        columns = self.grid_size[1]
         facing = jnp.arange(len(Direction))
-        highway = _take(self.highways.reshape(-1), _cell(agents.position, columns))
+        highway = _take(self._is_highway, _cell(agents.position, self._num_columns))
         itself = jnp.stack([*agents.position, agents.is_carrying, highway.astype(int)], -1)
         itself = jnp.concatenate([itself[:, :3], agents.direction[:, None] == facing, itself[:, 3:]], -1)
 
@@ -194,7 +197,7 @@ class Warehouse(RobotWarehouse):
         )
 
 
-def _cell(position: Position, columns: int) -> Array:
+def _cell(position: PyTree, columns: int) -> Array:
     return position.x * columns + position.y
 
 
