@@ -84,8 +84,7 @@ class Warehouse(RobotWarehouse):
         """All agents act: the grid, agents and shelves as if they had one by one, by number."""
         agents, (_, rows, columns) = state.agents, state.grid.shape
         number = jnp.arange(self.num_agents)
-        in_range = jnp.clip(jnp.where(action < 0, action + len(Action), action), 0, len(Action) - 1)
-        legal = (state.action_mask & (in_range[:, None] == jnp.arange(len(Action)))).any(-1)
+        legal = (state.action_mask & (action[:, None] == jnp.arange(len(Action)))).any(-1)
         action = jnp.where(legal, action, Action.NOOP)
         turns = (action == Action.RIGHT).astype(int) - (action == Action.LEFT)
         direction = jnp.where(turns == 0, agents.direction, (agents.direction + turns) % len(Direction))
@@ -152,7 +151,10 @@ class Warehouse(RobotWarehouse):
         return lax.select_n(served, *keys), reward, queue, shelves
 
     def _draw(self, key: Array) -> Array:
-        """The index that `jax.random.choice` draws without replacement: it sorts by random bits, once."""
+        """The index that `jax.random.choice` draws without replacement: it sorts by random bits.
+
+        One round of sorting serves up to 1,625 items; no warehouse has more than 304 shelves.
+        """
         others = self._num_shelves - self.request_queue_size
         return jnp.argmin(jax.random.bits(jax.random.split(key)[1], (others,), jnp.uint32))
 
