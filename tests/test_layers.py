@@ -24,7 +24,8 @@ ALLOWED = {
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
     "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
 }
-HEAVY = {"jumanji": {"envs/jumanji.py"}, "jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
+HEAVY = {"jumanji": {"envs/jumanji.py", "envs/rware.py"}}
+HEAVY |= {"jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
 HEAVY |= {
     "matplotlib": {"training/curve.py", "experiments/figures.py", "experiments/tuned.py"},
     "tensorboardX": {"training/logging.py"},

@@ -14,11 +14,11 @@ from jumanji.environments.routing.lbf import env as lbf
 from jumanji.environments.routing.lbf import generator as lbf_generator
 from jumanji.environments.routing.lbf.observer import VectorObserver
 from jumanji.environments.routing.lbf.types import State
-from jumanji.environments.routing.robot_warehouse import env as rware
 from jumanji.environments.routing.robot_warehouse import generator as rware_generator
 from jumanji.environments.routing.robot_warehouse.constants import _AGENTS
 
 from sable.envs.base import Env, following, opening
+from sable.envs.rware import Warehouse
 from sable.envs.tasks import Task
 from sable.types import EnvSpec, Metrics, Observation, PyTree, TimeStep
 
@@ -28,7 +28,7 @@ class Rware:
     """Robots fetch requested shelves: one reward for all, 1 per delivery; a collision ends the episode."""
 
     spec: EnvSpec
-    suite: rware.RobotWarehouse
+    suite: Warehouse
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.reset(key)
@@ -165,7 +165,7 @@ def make(task: Task) -> Env:
     arguments: dict[str, tp.Any] = dict(task.arguments)
     if task.suite == "rware":
         warehouse = rware_generator.RandomGenerator(column_height=8, sensor_range=1, **arguments)
-        return Rware(spec, rware.RobotWarehouse(warehouse, time_limit=task.time_limit))
+        return Rware(spec, Warehouse(warehouse, time_limit=task.time_limit))
     if task.suite == "lbf":
         suite = lbf.LevelBasedForaging(
             lbf_generator.RandomGenerator(max_agent_level=2, **arguments),
