@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import sys
 import typing as tp
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -45,19 +45,30 @@ class Job(tp.NamedTuple):
     run: RunConfig
     config: SystemConfig
     repeats: int
+    brief: bool
 
 
 def measure(job: Job) -> dict[str, tp.Any]:
     """The figures of one system on one task."""
-    run, config, repeats = job
-    env = envs.make(run.task, **dict(option.split("=", 1) for option in run.options))
-    rehearsal = Rehearsal(env, run, config)
-    unit, assess, state = rehearsal.unit, rehearsal.assess, rehearsal.start()
-    update, state = timed(lambda state: replace(state, run=unit(state.run, np.int32(1))), state, repeats)
-    # Read before the parts run one by one: the peak of training alone.
-    peak = max((device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices())
-    evaluation, state = timed(lambda state: assess(state)[0], state, repeats)
-    parts = {"update": update, "evaluation": evaluation, **parts_of_update(rehearsal, state.run, repeats)}
+    run, config, repeats, brief = job
+    try:
+        env = envs.make(run.task, **dict(option.split("=", 1) for option in run.options))
+        rehearsal = Rehearsal(env, run, config)
+        state = rehearsal.start()
+        unit = rehearsal.unit
+    finally:
+        in_turn.barrier.wait()  # nothing is timed while others still compile
+    with in_turn.lock:
+        update, state = timed(lambda state: replace(state, run=unit(state.run, np.int32(1))), state, repeats)
+        # Read before the parts run one by one: the peak of training alone.
+        peak = max(
+            (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
+        )
+        parts = {"update": update}
+        if not brief:
+            assess = rehearsal.assess
+            parts["evaluation"], state = timed(lambda state: assess(state)[0], state, repeats)
+            parts |= parts_of_update(rehearsal, state.run, repeats)
     analysis = unit.memory_analysis()
     return {
         "task": run.task,
@@ -115,11 +126,33 @@ def play_blindly(
     return jax.lax.scan(step, (situation.env_state, situation.timestep), jax.random.split(key, length))
 
 
-def in_a_process(job: Job) -> dict[str, tp.Any]:
-    """The figures of one measurement, or why there are none."""
+class InTurn(tp.NamedTuple):
+    """How the processes of a group wait for each other: until all have compiled, then for their turn."""
+
+    barrier: tp.Any
+    lock: tp.Any
+
+
+in_turn: InTurn
+
+
+def arm(how: InTurn) -> None:
+    global in_turn
+    in_turn = how
+
+
+def in_processes(jobs: list[Job]) -> list[dict[str, tp.Any]]:
+    """The figures of each measurement, or why there are none; all compile at once, each is timed alone."""
+    context = multiprocessing.get_context("spawn")
+    how = InTurn(context.Barrier(len(jobs)), context.Lock())
+    with ProcessPoolExecutor(len(jobs), mp_context=context, initializer=arm, initargs=(how,)) as pool:
+        return [figures(job, future) for job, future in [(job, pool.submit(measure, job)) for job in jobs]]
+
+
+def figures(job: Job, future: Future) -> dict[str, tp.Any]:
+    """What a measurement came to."""
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(measure, job).result()
+        return future.result()
     except Exception as error:  # out of memory, most likely: the others go on
         why = " ".join(str(error).split())[:200]
         return {"task": job.run.task, "system": job.run.system, "error": f"{type(error).__name__}: {why}"}
@@ -139,11 +172,18 @@ def cells(row: dict[str, tp.Any]) -> list[str]:
     a CPU, which compares between machines, and of the clock's elsewhere."""
     basis = "cpu_seconds" if row["device"] == "cpu" else "seconds"
     parts = ("environment", "acting", "learning")
-    total = sum(row[f"{part}_{basis}"] for part in parts)
+    total = sum(row.get(f"{part}_{basis}", 0) for part in parts)
+
+    def share(part: str) -> str:
+        return f"{row[f'{part}_seconds']:.3f} {row[f'{part}_{basis}'] / total:4.0%}" if total else "-"
+
+    def seconds(name: str) -> str:
+        return f"{row[f'{name}_seconds']:.3f}" if f"{name}_seconds" in row else "-"
+
     return [
         *(row["task"], row["system"], str(row["seeds"])),
-        *(f"{row[f'{part}_seconds']:.3f} {row[f'{part}_{basis}'] / total:4.0%}" for part in parts),
-        *(f"{row[f'{name}_seconds']:.3f}" for name in ("update", "update_cpu", "evaluation")),
+        *map(share, parts),
+        *map(seconds, ("update", "update_cpu", "evaluation")),
         *(f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f}"),
         *(memory.in_words(row[name]) if row[name] else "-" for name in ("temporary_bytes", "peak_bytes")),
     ]
@@ -173,6 +213,10 @@ def make_parser(systems: list[str]) -> Parser:
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="default: sable")
     parser.add_argument("--num-seeds", type=int, metavar="INT", help="seeds side by side (default: 1)")
     parser.add_argument("--repeats", type=int, metavar="INT", help="timed calls (default: 5)")
+    parser.add_argument("--brief", action="store_true", help="whole updates only: no parts, no evaluation")
+    parser.add_argument(
+        "--at-once", type=int, metavar="INT", help="compile so many at once; each is timed alone (default: 1)"
+    )
     parser.add_argument(
         "--growth", action="store_true", help=f"fit the growth with agents (tasks: {' '.join(GROWTH)})"
     )
@@ -184,7 +228,9 @@ def make_parser(systems: list[str]) -> Parser:
     return parser
 
 
-def make_job(task: str, system: str, num_seeds: int, repeats: int, given: dict[str, tp.Any]) -> Job:
+def make_job(
+    task: str, system: str, num_seeds: int, repeats: int, brief: bool, given: dict[str, tp.Any]
+) -> Job:
     """The measurement of a system on a task; of the settings given, those that the system has."""
     cls = system_config(system)
     sizes = SIZES if issubclass(cls, PPOConfig) else {}
@@ -192,7 +238,7 @@ def make_job(task: str, system: str, num_seeds: int, repeats: int, given: dict[s
     run = {name: value for name, value in given.items() if name in field_names(RunConfig)}
     run |= {"task": task, "system": system, "seeds": tuple(range(num_seeds))}
     tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("options", ())))
-    job = Job(build(RunConfig, run), build(cls, fields), repeats)
+    job = Job(build(RunConfig, run), build(cls, fields), repeats, brief)
     check_together(job.config)
     return job
 
@@ -204,11 +250,14 @@ def main(argv: list[str]) -> None:
     given = parse(make_parser(systems), argv)
     given.pop("systems", None)
     fit, repeats, num_seeds = given.pop("growth", False), given.pop("repeats", 5), given.pop("num_seeds", 1)
+    brief, at_once = given.pop("brief", False), given.pop("at_once", 1)
     names = given.pop("tasks", []) or (GROWTH if fit else ["rware/tiny-4ag", "null/32ag"])
     rows = []
-    for job in [make_job(task, name, num_seeds, repeats, given) for task in names for name in systems]:
-        rows.append(in_a_process(job))
-        print(json.dumps(rows[-1]), flush=True)
+    jobs = [make_job(task, name, num_seeds, repeats, brief, given) for task in names for name in systems]
+    for start in range(0, len(jobs), at_once):
+        rows += (group := in_processes(jobs[start : start + at_once]))
+        for row in group:
+            print(json.dumps(row), flush=True)
     rows = [row for row in rows if "error" not in row]
     print(f"\n{table(rows)}")
     if fit:

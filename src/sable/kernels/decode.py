@@ -1,9 +1,11 @@
 """Sable's decoder over all agents of a timestep as one GPU kernel (Pallas, Triton).
 
 An XLA scan launches some thirty small kernels per agent and mostly waits for their launches. Here a program
-takes 16 environments and decodes their agents one after another, sampling included. Whatever does not depend
-on what is decided, the queries of cross-retention and what they recall of the past, is computed for all
-agents beforehand, by XLA; and so is, afterwards, the memory that is left.
+takes one environment and decodes its agents one after another, sampling included. Networks for which this
+pays are small: their weights stay in the cache, and a product with one row needs no tensor core. Whatever
+does not depend on what is decided, the queries of cross-retention, what they recall of the past, and all
+that the first block makes of each token there is, is computed beforehand, by XLA; and so is, afterwards, the
+memory that is left.
 
 Within a timestep nothing decays, so an agent's self-retention is what it recalls of the past, q P, and
 sum_j (q k_j) v_j over the agents up to it: keys and values are kept, memories are not.
@@ -21,13 +23,9 @@ from jax.experimental.pallas import triton
 
 from sable.types import struct
 
-ROWS = 16
-"""Environments per program: the fewest rows a tensor core takes."""
 WARPS = 4
-ON_CHIP = 2**16
-"""Weights that stay on the chip, all agents through."""
-AGENTS, CHANNELS = 8, 8
-"""Of how many agents, and channels, a program holds the keys and values, and the memory, at a time."""
+AGENTS = 8
+"""Of how many agents a program reads the keys and values at a time."""
 
 
 @struct
@@ -86,7 +84,6 @@ class Kept:
     self_values: tuple[Array, ...]
     cross_keys: tuple[Array, ...]
     cross_values: tuple[Array, ...]
-    asked: Array  # [B, E], where queries are put down for a moment
 
 
 class Decoded(tp.NamedTuple):
@@ -136,12 +133,9 @@ def decode(
         recalled=tuple(recall(*each) for each in zip(queries, cross_memory, strict=True)),
         past=self_memory,
     )
-    total = pl.cdiv(num_envs, ROWS) * ROWS
-    if total > num_envs:
-        told = jax.tree.map(lambda x: jnp.pad(x, [(0, total - num_envs)] + [(0, 0)] * (x.ndim - 1)), told)
 
     def left(*shape, dtype=jnp.float32):
-        return tp.cast(Array, jax.ShapeDtypeStruct((total, *shape), dtype))
+        return tp.cast(Array, jax.ShapeDtypeStruct((num_envs, *shape), dtype))
 
     by_block = (left(num_agents, width),) * len(weights.blocks)
     kept = Kept(
@@ -151,24 +145,21 @@ def decode(
         self_values=by_block,
         cross_keys=by_block,
         cross_values=by_block,
-        asked=left(width),
-    )
-    given, tree = jax.tree.flatten((told, weights, kept))
-    body = functools.partial(
-        _kernel, tree=tree, num_actions=weights.tokens.shape[0] - 1, num_heads=num_heads, shared=not interpret
     )
     leaves, out = jax.tree.flatten(kept)
+    given, tree = jax.tree.flatten((told, weights))
+    sizes = {"num_actions": weights.tokens.shape[0] - 1, "num_heads": num_heads, "shared": not interpret}
     found = pl.pallas_call(
-        body,
-        grid=(total // ROWS,),
-        in_specs=[_rows(x) for x in jax.tree.leaves(told)] + [_whole(x) for x in jax.tree.leaves(weights)],
-        out_specs=[_rows(x) for x in leaves],
+        functools.partial(_kernel, given=tree, left=out, **sizes),
+        grid=(num_envs,),
+        in_specs=[*map(_own, jax.tree.leaves(told)), *map(_whole, jax.tree.leaves(weights))],
+        out_specs=[*map(_own, leaves)],
         out_shape=leaves,
         interpret=interpret,
         compiler_params=None if interpret else triton.CompilerParams(num_warps=WARPS, num_stages=1),
         name="sable_decode",
-    )(*given[: len(given) - len(leaves)])
-    kept = jax.tree.map(lambda x: x[:num_envs], jax.tree.unflatten(out, found))
+    )(*given)
+    kept = jax.tree.unflatten(out, found)
 
     def after(memory, keys, values):
         keys, values = (x.reshape(num_envs, num_agents, num_heads, head) for x in (keys, values))
@@ -182,51 +173,23 @@ def decode(
     )
 
 
-def _kernel(*refs, tree, num_actions, num_heads, shared):
-    told, weights, kept = jax.tree.unflatten(tree, refs)
-    num_agents, width = told.encoded.shape[1:]
+def _kernel(*refs, given, left, num_actions, num_heads, shared):
+    told, weights = jax.tree.unflatten(given, refs[: given.num_leaves])
+    kept = jax.tree.unflatten(left, refs[given.num_leaves :])
+    num_agents, width = told.encoded.shape
     head, columns = width // num_heads, max(16, pl.next_power_of_2(num_actions))
-    held = _held(sum(x.size for x in jax.tree.leaves(weights)))
-    row, column = jax.lax.iota(jnp.int32, ROWS), jax.lax.broadcasted_iota(jnp.int32, (ROWS, columns), 1)
-    possible = jax.lax.iota(jnp.int32, columns) < num_actions
+    heads = [pl.ds(h * head, head) for h in range(num_heads)]
+    column = jax.lax.iota(jnp.int32, columns)
+    there, actions = column < num_actions, pl.ds(0, columns)
     now = told.clock[...]
 
-    def part(ref, number, h):
+    def part(number, cols):
         """The columns of one head in one of the matrices that stand side by side."""
-        return held(ref, slice(None), pl.ds(number * width + h * head, head))
+        return pl.ds(number * width + cols.start, head)
 
-    def own_rows(ref, h):
-        return held(ref, pl.ds(h * head, head), slice(None))
-
-    def channels(ref, h):
-        return held(ref, pl.ds(h * head, head))
-
-    every = range(num_heads)
-    blocks = [
-        dict(
-            self_in=[[part(block.self_in, k, h) for k in range(4)] for h in every] if number else (),
-            self_norm=[[channels(x, h) for x in (block.self_scale, block.self_bias)] for h in every],
-            self_out=[own_rows(block.self_out, h) for h in every],
-            cross_in=[[part(block.cross_in, k, h) for k in range(3)] for h in every],
-            cross_norm=[[channels(x, h) for x in (block.cross_scale, block.cross_bias)] for h in every],
-            cross_out=[own_rows(block.cross_out, h) for h in every],
-            norms=[held(x, slice(None)) for x in block.norms],
-            ff_gate=held(block.ff_in, slice(None), pl.ds(0, width)),
-            ff_in=held(block.ff_in, slice(None), pl.ds(width, width)),
-            ff_out=held(block.ff_out, slice(None), slice(None)),
-        )
-        for number, block in enumerate(weights.blocks)
-    ]
-    head_in, head_bias, head_norm = (
-        held(x, *[slice(None)] * len(x.shape))
-        for x in (weights.head_in, weights.head_bias, weights.head_norm)
-    )
-    wide = jnp.broadcast_to(possible[None], (width, columns))
-    head_out = triton.load(weights.head_out.at[:, pl.ds(0, columns)], mask=wide, other=0.0)
-    head_out_bias = triton.load(weights.head_out_bias.at[pl.ds(0, columns)], mask=possible, other=0.0)
-
-    def published():
-        """All threads of the program see what any of them stored."""
+    def share(keys, values, i, cols, key, value):
+        """Put down an agent's key and value where all threads of the program see them."""
+        keys[i, cols], values[i, cols] = key, value
         if shared:
             triton.debug_barrier()
 
@@ -234,101 +197,87 @@ def _kernel(*refs, tree, num_actions, num_heads, shared):
         """sum_j (query k_j) v_j over the agents up to this one, some at a time."""
 
         def add(j, out):
-            there = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) <= agent
-            there = jnp.broadcast_to(there[None, :, None], (ROWS, AGENTS, head))
+            before = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) <= agent
+            before = jnp.broadcast_to(before[:, None], (AGENTS, head))
             some = pl.ds(j * AGENTS, AGENTS)
-            key = triton.load(keys.at[:, some, cols], mask=there, other=0.0)
-            value = triton.load(values.at[:, some, cols], mask=there, other=0.0)
-            score = (query[:, None, :] * key).sum(axis=2)
-            return out + (score[:, :, None] * value).sum(axis=1)
+            key = triton.load(keys.at[some, cols], mask=before, other=0.0)
+            value = triton.load(values.at[some, cols], mask=before, other=0.0)
+            return out + ((query[None] * key).sum(axis=1)[:, None] * value).sum(axis=0)
 
         rounds = jax.lax.div(agent, AGENTS) + 1
-        return jax.lax.fori_loop(0, rounds, add, jnp.zeros((ROWS, head), jnp.float32))
+        return jax.lax.fori_loop(0, rounds, add, jnp.zeros((head,), jnp.float32))
 
-    def recall(past, h):
-        """query P, some rows of P at a time."""
-
-        def add(c, out):
-            query = kept.asked[:, pl.ds(h * head + c * CHANNELS, CHANNELS)]
-            return out + (query[:, :, None] * past[:, h, pl.ds(c * CHANNELS, CHANNELS), :]).sum(axis=1)
-
-        return jax.lax.fori_loop(0, head // CHANNELS, add, jnp.zeros((ROWS, head), jnp.float32))
-
-    def gated(out, gate, norm):
-        scale, bias = norm
-        out = out - out.mean(axis=1, keepdims=True)
-        out = out * jax.lax.rsqrt((out * out).mean(axis=1, keepdims=True) + 1e-6)
-        return gate * jax.nn.sigmoid(gate) * (out * scale()[None] + bias()[None])
+    def gated(out, gate, scale, bias):
+        out = out - out.mean()
+        out = out * jax.lax.rsqrt((out * out).mean() + 1e-6)
+        return gate * jax.nn.sigmoid(gate) * (out * scale + bias)
 
     def agent(i, token):
-        x, own = weights.tokens[token, :], told.encoded[:, i, :]
-        for number, block in enumerate(blocks):
-            here, out = x + now, jnp.zeros((ROWS, width), jnp.float32)
+        x, own = weights.tokens[token, :], told.encoded[i, :]
+        for number, block in enumerate(weights.blocks):
+            here, out = x + now, jnp.zeros((width,), jnp.float32)
             keys, values = kept.self_keys[number], kept.self_values[number]
-            for h in every:
-                cols = pl.ds(h * head, head)
+            for h, cols in enumerate(heads):
                 if number == 0:
-                    at = [pl.ds(k * width + h * head, head) for k in range(5)]
-                    query, key, value, gate, seen = (told.opening[row, token, cols] for cols in at)
+                    query, key, value, gate, seen = (told.opening[token, part(k, cols)] for k in range(5))
                 else:
-                    query, key, value, gate = (jnp.dot(here, weight()) for weight in block["self_in"][h])
-                    kept.asked[:, cols] = query
-                keys[:, i, cols], values[:, i, cols] = key, value
-                published()
-                if number:
-                    seen = recall(told.past[number], h)
+                    query, key, value, gate = (
+                        _product(here, block.self_in[:, part(k, cols)]) for k in range(4)
+                    )
+                    seen = _product(query, told.past[number][h, :, :])
+                share(keys, values, i, cols, key, value)
                 seen += sofar(query, keys, values, i, cols)
-                out += jnp.dot(gated(seen, gate, block["self_norm"][h]), block["self_out"][h]())
-            r = _rms(x + out, block["norms"][0]())
-            here, out = r + now, jnp.zeros((ROWS, width), jnp.float32)
+                mixed = gated(seen, gate, block.self_scale[cols], block.self_bias[cols])
+                out += _product(mixed, block.self_out[cols, :])
+            r = _rms(x + out, block.norms[0][...])
+            here, out = r + now, jnp.zeros((width,), jnp.float32)
             keys, values = kept.cross_keys[number], kept.cross_values[number]
-            for h in every:
-                cols = pl.ds(h * head, head)
-                key, value, gate = (jnp.dot(here, weight()) for weight in block["cross_in"][h])
-                keys[:, i, cols], values[:, i, cols] = key, value
-                published()
-                query = told.queries[number][:, i, cols]
-                seen = told.recalled[number][:, i, cols] + sofar(query, keys, values, i, cols)
-                out += jnp.dot(gated(seen, gate, block["cross_norm"][h]), block["cross_out"][h]())
-            y = _rms(own + out, block["norms"][1]())
-            gate = jnp.dot(y, block["ff_gate"]())
-            inner = gate * jax.nn.sigmoid(gate) * jnp.dot(y, block["ff_in"]())
-            x = _rms(y + jnp.dot(inner, block["ff_out"]()), block["norms"][2]())
-        hidden = jnp.dot(x, head_in()) + head_bias()[None]
-        hidden = _rms(jax.nn.gelu(hidden), head_norm())
-        logits = jnp.dot(hidden, head_out) + head_out_bias[None]
-        there = column < num_actions
-        legal = triton.load(told.legal.at[:, i, pl.ds(0, columns)], mask=there, other=0.0)
-        noise = triton.load(told.noise.at[:, i, pl.ds(0, columns)], mask=there, other=0.0)
-        logits = jnp.where(legal > 0, logits, jnp.finfo(jnp.float32).min)
+            for cols in heads:
+                key, value, gate = (_product(here, block.cross_in[:, part(k, cols)]) for k in range(3))
+                share(keys, values, i, cols, key, value)
+                query, seen = told.queries[number][i, cols], told.recalled[number][i, cols]
+                seen += sofar(query, keys, values, i, cols)
+                mixed = gated(seen, gate, block.cross_scale[cols], block.cross_bias[cols])
+                out += _product(mixed, block.cross_out[cols, :])
+            y = _rms(own + out, block.norms[1][...])
+            gate = _product(y, block.ff_in[:, pl.ds(0, width)])
+            inner = gate * jax.nn.sigmoid(gate) * _product(y, block.ff_in[:, pl.ds(width, width)])
+            x = _rms(y + _product(inner, block.ff_out[...]), block.norms[2][...])
+        hidden = _product(x, weights.head_in[...]) + weights.head_bias[...]
+        hidden = _rms(jax.nn.gelu(hidden), weights.head_norm[...])
+        possible = jnp.broadcast_to(there[None], (width, columns))
+        logits = _product(hidden, triton.load(weights.head_out.at[:, actions], mask=possible, other=0.0))
+        bias, legal, noise = (
+            triton.load(ref, mask=there, other=0.0)
+            for ref in (
+                weights.head_out_bias.at[actions],
+                told.legal.at[i, actions],
+                told.noise.at[i, actions],
+            )
+        )
+        logits = jnp.where(legal > 0, logits + bias, jnp.finfo(jnp.float32).min)
         logits = jnp.where(there, logits, -jnp.inf)
-        action = jnp.argmax(logits + noise, axis=1).astype(jnp.int32)
-        top = logits.max(axis=1)
-        chosen = jnp.where(column == action[:, None], logits, 0.0).sum(axis=1)
-        kept.raw[:, i] = action
-        kept.log_prob[:, i] = chosen - top - jnp.log(jnp.exp(logits - top[:, None]).sum(axis=1))
+        action = jnp.argmax(logits + noise).astype(jnp.int32)
+        top = logits.max()
+        chosen = jnp.where(column == action, logits, 0.0).sum()
+        kept.raw[i] = action
+        kept.log_prob[i] = chosen - top - jnp.log(jnp.exp(logits - top).sum())
         return action + 1
 
-    jax.lax.fori_loop(0, num_agents, agent, jnp.zeros((ROWS,), jnp.int32))
+    jax.lax.fori_loop(0, num_agents, agent, jnp.zeros((), jnp.int32))
 
 
-def _held(num_weights: int) -> tp.Callable[..., tp.Callable[[], Array]]:
-    """A way of reading weights: once, before any agent, where all stay on the chip; else whenever needed."""
-
-    def held(ref, *at):
-        value = ref[at] if num_weights <= ON_CHIP else None
-        return lambda: ref[at] if value is None else value
-
-    return held
+def _product(x, matrix):
+    return (x[:, None] * matrix).sum(axis=0)
 
 
 def _rms(x, scale):
-    return x * jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * scale[None]
+    return x * jax.lax.rsqrt((x * x).mean() + 1e-6) * scale
 
 
-def _rows(x: tp.Any) -> pl.BlockSpec:
-    """A program's environments, along the first axis."""
-    return pl.BlockSpec((ROWS, *x.shape[1:]), lambda b: (b,) + (0,) * (len(x.shape) - 1))
+def _own(x: tp.Any) -> pl.BlockSpec:
+    """A program's environment, along the first axis."""
+    return pl.BlockSpec((None, *x.shape[1:]), lambda b: (b,) + (0,) * (len(x.shape) - 1))
 
 
 def _whole(x: tp.Any) -> pl.BlockSpec:

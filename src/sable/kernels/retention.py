@@ -21,6 +21,7 @@ from jax.experimental.pallas import triton
 from sable.ops import retention
 
 EPSILON = 1e-6
+LARGEST_CHUNK = 64
 PROGRAMS, TOKENS = 512, 128
 """Programs enough for a GPU, and tokens enough for a program: sequences are cut accordingly."""
 
@@ -36,6 +37,8 @@ class Sizes(tp.NamedTuple):
     step: int
     """Tokens of a chunk: whole timesteps, unless causal."""
     causal: bool
+    settled: bool
+    """Whether the memory given already holds all that is seen: a large team's timestep that is not causal."""
     columns: tuple[int, int, int]
     """Where keys, values and gates begin in the source that holds them."""
 
@@ -44,15 +47,14 @@ class Sizes(tp.NamedTuple):
         return -(-self.num_tokens // self.step)
 
 
-def supported(num_agents: int, head: int, *, causal: bool) -> bool:
-    """Whether the kernels can handle such a layer: heads of 16 to 128 channels, a power of two; teams that
-    fit into a chunk where agents see those after them."""
-    return head in (16, 32, 64, 128) and (causal or num_agents <= 64)
+def supported(head: int) -> bool:
+    """Whether the kernels can handle heads of so many channels."""
+    return head in (16, 32, 64, 128)
 
 
-def chosen(num_agents: int, head: int, *, causal: bool) -> bool:
+def chosen(head: int) -> bool:
     """Whether a layer goes through the kernels: on a GPU, if it can."""
-    return jax.default_backend() == "gpu" and supported(num_agents, head, causal=causal)
+    return jax.default_backend() == "gpu" and supported(head)
 
 
 def gated(
@@ -67,18 +69,19 @@ def gated(
 ) -> tuple[Array, Array]:
     """(swish(gate) * norm(retention) [B, T N, E], the memory after the last timestep)."""
     (num_envs, num_steps), num_heads = first.shape, memory.shape[1]
-    num = num_segments(num_envs * num_heads, num_steps, num_agents)
+    settled = not causal and num_agents > LARGEST_CHUNK
+    num: int = num_steps if settled else num_segments(num_envs * num_heads, num_steps, num_agents)
     first = first.reshape(num_envs, num, -1)
     episode = jnp.cumsum(first.astype(jnp.int32), axis=-1)
     rate = jnp.log2(kappa)
-    if num == 1:
-        return _gated(num_agents, causal, sources, memory, scale, bias, rate, episode[:, 0])
+    if num == 1 and not settled:
+        return tp.cast(tuple, _gated(num_agents, causal, sources, memory, scale, bias, rate, episode[:, 0]))
     # Segments side by side: what each adds to the memory, and so what each begins with, is found beforehand.
-    before, after = _between(num_agents, sources[-1], memory, kappa, first, episode)
+    before, ends = _between(num_agents, sources[-1], memory, kappa, first, episode)
     sources = tuple(x.reshape(num_envs * num, -1, x.shape[-1]) for x in sources)
-    before, episode = (x.reshape(-1, *x.shape[2:]) for x in (before, episode))
-    out, _ = _gated(num_agents, causal, sources, before, scale, bias, rate, episode)
-    return out.reshape(num_envs, -1, out.shape[-1]), after
+    known, episode = (x.reshape(-1, *x.shape[2:]) for x in (ends if settled else before, episode))
+    out, _ = tp.cast(tuple, _gated(num_agents, causal, sources, known, scale, bias, rate, episode))
+    return out.reshape(num_envs, -1, out.shape[-1]), ends[:, -1]
 
 
 def num_segments(num_rows: int, num_steps: int, num_agents: int) -> int:
@@ -92,7 +95,7 @@ def num_segments(num_rows: int, num_steps: int, num_agents: int) -> int:
 
 
 def _between(num_agents, source, memory, kappa, first, episode):
-    """([B, S, H, d, d] memories before segments, the memory after the last)."""
+    """Memories before and after segments, [B, S, H, d, d] each."""
     num_envs, num, length = first.shape
     num_heads, head = memory.shape[1:3]
     keys, values = (
@@ -102,8 +105,9 @@ def _between(num_agents, source, memory, kappa, first, episode):
     kept = kappa ** (length - 1 - jnp.arange(length))[:, None] * (episode == episode[..., -1:])[..., None]
     kept = jnp.repeat(kept, num_agents, axis=2)[..., None].astype(keys.dtype)
     added = jnp.einsum("bsnhi,bsnhj->sbhij", keys * kept, values, preferred_element_type=jnp.float32)
-    before, after = retention.thread(memory, first.any(axis=-1).T, kappa**length, added)
-    return before.swapaxes(0, 1), after
+    before, last = retention.thread(memory, first.any(axis=-1).T, kappa**length, added)
+    before = before.swapaxes(0, 1)
+    return before, jnp.concatenate([before[:, 1:], last[:, None]], axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -162,13 +166,16 @@ def _forward_kernel(sizes, *refs):
         rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
         q = rows.load(sources[0], cols)
         k, v, gate = (rows.load(sources[-1], cols, at) for at in sizes.columns)
-        found = _dot(_dot(q, k.T) * decays.within, v) + _dot(q, past) * decays.since[:, None]
+        if sizes.settled:
+            found = _dot(q, past)
+        else:
+            found = _dot(_dot(q, k.T) * decays.within, v) + _dot(q, past) * decays.since[:, None]
         rows.store(recalled, cols, found)
         normal, _ = _normal(found)
         gate = gate.astype(jnp.float32)
         y_ = gate * jax.nn.sigmoid(gate) * (normal * scale[cols][None] + bias[cols][None])
         rows.store(y, cols, y_)
-        return _remember(k, v, past, decays)
+        return past if sizes.settled else _remember(k, v, past, decays)
 
     after[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
 
@@ -196,9 +203,12 @@ def _queries_kernel(sizes, *refs):
         dfound = (dnormal - dnormal.mean(axis=1, keepdims=True) - normal * inner) * spread
         rows.store(dout, cols, dfound)
         dfound = dfound.astype(v.dtype)
-        dq = _dot(_dot(dfound, v.T) * decays.within, k) + _dot(dfound, past.T) * decays.since[:, None]
+        dq = _dot(dfound, past.T)
+        if not sizes.settled:
+            dq = _dot(_dot(dfound, v.T) * decays.within, k) + dq * decays.since[:, None]
+            past = _remember(k, v, past, decays)
         rows.store(dsources[0], cols, dq)
-        return _remember(k, v, past, decays), dscale + (dscaled * normal).sum(0), dbias + dscaled.sum(0)
+        return past, dscale + (dscaled * normal).sum(0), dbias + dscaled.sum(0)
 
     zeros = jnp.zeros((sizes.head,), jnp.float32)
     _, dscale, dbias = jax.lax.fori_loop(0, sizes.num_chunks, chunk, (memory[...], zeros, zeros))
@@ -214,6 +224,10 @@ def _keys_kernel(sizes, *refs):
         c = sizes.num_chunks - 1 - back
         rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
         q, error = rows.load(sources[0], cols), rows.load(dout, cols)
+        if sizes.settled:
+            for at in sizes.columns[:2]:
+                rows.store(dsource, cols, jnp.zeros((sizes.rows, sizes.head), jnp.float32), at)
+            return dpast + _dot(q.T, error)
         k, v = (rows.load(sources[-1], cols, at) for at in sizes.columns[:2])
         dv = _dot((_dot(q, k.T) * decays.within).T, error) + _dot(k, dpast) * decays.kept[:, None]
         dk = _dot((_dot(error, v.T) * decays.within).T, q) + _dot(v, dpast.T) * decays.kept[:, None]
@@ -297,10 +311,11 @@ def _sizes(sources, memory, num_agents, causal) -> Sizes:
     num_tokens, head = sources[0].shape[1], memory.shape[-1]
     width = memory.shape[1] * head
     first = width * (len(sources) == 1)
-    rows = 32 if causal or 32 % num_agents == 0 else 64
-    step = rows if causal else rows // num_agents * num_agents
+    settled = not causal and num_agents > LARGEST_CHUNK
+    rows = 32 if causal or 32 % num_agents == 0 else LARGEST_CHUNK
+    step = rows if causal or settled else rows // num_agents * num_agents
     columns = (first, first + width, first + 2 * width)
-    return Sizes(num_tokens, num_agents, head, rows, step, causal, columns)
+    return Sizes(num_tokens, num_agents, head, rows, step, causal, settled, columns)
 
 
 def _call(kernel, sizes, name, memory, given, out_shape, aliases=None):

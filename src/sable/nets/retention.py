@@ -1,5 +1,7 @@
 """Multi-scale retention as a layer: projections around `ops.retention`, a norm per head, a gate."""
 
+import typing as tp
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -47,9 +49,7 @@ class MultiScaleRetention(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """The layer's output for every token, and the memory after the last timestep."""
-        if self.chunk is None and kernel.chosen(
-            key.shape[2], self.width // self.num_heads, causal=self.causal
-        ):
+        if self.chunk is None and kernel.chosen(self.width // self.num_heads):
             return self._by_kernel(query, key, memory, first)
         q, k, v, gate = self._project(query, key)
         if isinstance(memory, tuple):
@@ -60,23 +60,6 @@ class MultiScaleRetention(nn.Module):
             q, k, v, memory, self._kappa(), first, causal=self.causal, chunk=self.chunk, block=block
         )
         return self._finish(out.swapaxes(0, 1), gate), memory
-
-    def _by_kernel(self, query, key, memory, first):
-        """`sequence`, by kernels over all tokens of an environment."""
-        num_envs, num_steps, num_agents = key.shape[:3]
-        sources = (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
-        past = memory
-        if isinstance(memory, tuple):  # every timestep an episode of its own
-            past = jnp.zeros((num_envs, self.num_heads, *[self.width // self.num_heads] * 2))
-            first = jnp.ones_like(first)
-
-        def recall(norm, sources, past, first):
-            tokens = tuple(x.reshape(x.shape[0], num_steps * num_agents, -1) for x in sources)
-            return kernel.gated(num_agents, self.causal, tokens, past, *norm, self._kappa(), first)
-
-        norm = self.scale, self.bias
-        recalled, after = sharding.apart(recall, norm, sources, past, first.T)
-        return self.output(recalled.reshape(key.shape)), () if isinstance(memory, tuple) else after
 
     def timestep(
         self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
@@ -93,6 +76,10 @@ class MultiScaleRetention(nn.Module):
         self, query: Float[Array, "B N E"], key: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B H d d"]]:
         """All agents of a timestep whose decay (`open`) is already done, each seeing those before it."""
+        if kernel.chosen(self.width // self.num_heads):
+            going_on = jnp.zeros((1, key.shape[0]), bool)
+            out, after = self._by_kernel(query[:, None], key[:, None], memory, going_on, undecayed=True)
+            return out[:, 0], tp.cast(Array, after)
         q, k, v, gate = self._project(query, key)
         # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
         out = retention.within(q[None], k[None], v[None], causal=True)[0]
@@ -110,6 +97,25 @@ class MultiScaleRetention(nn.Module):
     def open(self, memory: Float[Array, "B H d d"]) -> Float[Array, "B H d d"]:
         """The memory as the first agent of a new timestep finds it."""
         return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
+
+    def _by_kernel(self, query, key, memory, first, *, undecayed=False):
+        """`sequence`, by kernels over all tokens of an environment."""
+        num_envs, num_steps, num_agents = key.shape[:3]
+        sources = (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
+        past, kappa = memory, self._kappa()
+        if isinstance(memory, tuple):  # every timestep an episode of its own
+            past = jnp.zeros((num_envs, self.num_heads, *[self.width // self.num_heads] * 2))
+            first = jnp.ones_like(first)
+        if undecayed:
+            kappa = jnp.ones_like(kappa)
+
+        def recall(norm, sources, past, first):
+            tokens = tuple(x.reshape(x.shape[0], num_steps * num_agents, -1) for x in sources)
+            scale, bias = norm
+            return kernel.gated(num_agents, self.causal, tokens, past, scale, bias, kappa, first)
+
+        recalled, after = sharding.apart(recall, (self.scale, self.bias), sources, past, first.T)
+        return self.output(recalled.reshape(key.shape)), () if isinstance(memory, tuple) else after
 
     def _kappa(self):
         return retention.kappas(self.num_heads, self.decay_scaling)

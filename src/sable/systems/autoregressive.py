@@ -21,6 +21,8 @@ from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
 
 Net = Sable | MAT
+LARGE_TEAM = 64
+"""Agents beyond which deciding at once beats deciding in turn, even in one kernel."""
 
 
 def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int) -> ppo.Policy:
@@ -67,15 +69,25 @@ def act(
     noise = jnp.zeros(shape) if key is None else kind.noise(key, shape)  # without noise, the most probable
     opened = _apply(net, params, net.open, memory, num_envs)
     given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
-    if isinstance(net, Sable) and net.config.decoding == "parallel":
-        told, acted = sharding.apart(partial(decode_at_once, net), *given)
-    elif isinstance(net, Sable) and net.config.decoding == "kernel":
-        told, acted = sharding.apart(partial(decode_by_kernel, net), *given)
+    if isinstance(net, Sable) and (how := decoding(net)) != "scan":
+        form = decode_at_once if how == "parallel" else decode_by_kernel
+        told, acted = sharding.apart(partial(form, net), *given)
     else:
         told, acted = decode_in_turn(net, *given)
     raw, action, log_prob = (_natural(x, order, axis=1) for x in acted)
     extras = ppo.Acted(raw=raw, log_prob=log_prob, value=_natural(values, order, axis=1))
     return Decision(action=action, memory=told if memory else (), extras=extras)
+
+
+def decoding(net: Sable) -> str:
+    """How a network's teams decide; benchmarks/README.md has the measurements behind it."""
+    config, spec = net.config, net.spec
+    if config.decoding != "auto" or jax.default_backend() != "gpu":
+        return "scan" if config.decoding == "auto" else config.decoding
+    if spec.num_agents > LARGE_TEAM:
+        return "parallel"
+    fits = spec.discrete and kernel.supported(config.embed_dim, config.num_heads)
+    return "kernel" if fits else "scan"
 
 
 def decode_in_turn(
