@@ -288,14 +288,19 @@ def watch(
     for name, value, least in counts:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
+    from sable.experiments import runs
+
+    directory = Path(run).expanduser()
+    if not (directory / "policy.json").is_file():  # found out before jax is imported
+        runs.find(directory)
     from sable.policy import load
     from sable.watching import show
 
-    policy = load(run, seed=run_seed)
+    policy = load(directory, seed=run_seed)
     return show.watch(
         policy,
         _env_of(policy.run) if env is None else env,
-        Path(run).expanduser() / "watch" if out is None else Path(out).expanduser(),
+        directory / "watch" if out is None else Path(out).expanduser(),
         episodes=episodes,
         seed=seed,
         greedy=greedy,

@@ -38,8 +38,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Recall:
-    """Shares, in [0, 1], of what the agents recall at every step: how large each token's part is, over the sum
-    of all parts' sizes. Agents on axis 1 are those who recall."""
+    """Shares, in [0, 1], of what the agents recall at every step: how large each token's part is, over the
+    sum of all parts' sizes. Agents on axis 1 are those who recall."""
 
     by_agent: np.ndarray  # [T, n, N] whose tokens
     by_lag: np.ndarray  # [T, n, len(LAGS)] how long ago
@@ -49,10 +49,9 @@ class Recall:
 
 
 class Capture:
-    """Retention layers' projections and outputs, caught while a network is applied (`nn.intercept_methods`)."""
+    """Retention layers' projections and outputs, caught by `nn.intercept_methods` as a network is applied."""
 
     def __init__(self):
-        self.layers: list[tuple[tuple[str, ...], bool, tp.Any]] = []
         self.found: dict[str, tuple] = {}
 
     def __call__(
@@ -83,7 +82,9 @@ def layers(found: dict[str, tuple], index: int, length: int) -> list[Layer]:
         )
 
     order = list(KINDS.values())
-    return sorted(map(layer, found), key=lambda one: (one.kind != "encoder", one.block, order.index(one.kind)))
+    return sorted(
+        map(layer, found), key=lambda one: (one.kind != "encoder", one.block, order.index(one.kind))
+    )
 
 
 def weights(layer: Layer, t: int, *, since: int = 0, num_agents: int | None = None) -> np.ndarray:

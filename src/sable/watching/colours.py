@@ -1,5 +1,4 @@
-"""Every colour of the drawings by what it stands for, on light paper and on dark: the page and the films share
-them."""
+"""Every colour of the drawings by what it stands for, on light paper and on dark, for page and films."""
 
 from sable.experiments.looks import PALETTE
 
@@ -15,7 +14,7 @@ ROLES = {
     "goal": ("#2b2d31", "#d8d5cf"),
     "good": ("#2c8c4e", "#58c894"),
     "poor": ("#c8372d", "#ff8a7d"),
-    "foe": ("#8d2b25", "#c9605a"),
+    "foe": ("#43464d", "#a8adb5"),
     "body": ("#8f959e", "#767c86"),
     "label": ("#ffffff", "#0e0f11"),
     **{f"a{k}": pair for k, pair in enumerate(PALETTE)},

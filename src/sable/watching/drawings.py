@@ -1,7 +1,7 @@
 """Which drawing an environment gets.
 
-All are our own: the suites' viewers take up to ten seconds a step where they work without a screen at all, and
-what they draw cannot be zoomed, themed or put into a page of a few hundred kilobytes.
+All are our own: the suites' viewers take from 0.1 to 17 seconds a step where they work without a screen at
+all, and what they draw cannot be themed, or put into a page of a few hundred kilobytes.
 """
 
 import typing as tp

@@ -8,12 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from sable import systems
 from sable.config import SableConfig, own_system
 from sable.nets.layers import ActionDistribution
 from sable.nets.values import agent_q
-from sable.ops.distributions import Categorical, TanhNormal
+from sable.ops.distributions import Categorical, Distribution
 from sable.policy import Policy
 from sable.types import PyTree, Transition
 from sable.watching import attribution
@@ -48,8 +49,8 @@ def explain(policy: Policy, recording: Recording) -> Explained:
         q, _ = jax.jit(net.apply)(policy.params, views, memory, _first(recording))
         return Explained(q_value=np.asarray(q))
     if hasattr(module, "make_policies"):
-        found = jax.jit(module.make_policies(policy.spec, policy.config).act)(policy.params, views)
-        return Explained(spread=_spread(found))
+        act = module.make_policies(policy.spec, policy.config).act
+        return Explained(spread=np.asarray(jax.jit(lambda *given: _odds(act(*given)))(policy.params, views)))
     return Explained(value=value)
 
 
@@ -72,7 +73,8 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
             order = jnp.arange(policy.spec.num_agents)
             memory = policy.initial_memory(recording.num_episodes).remembered
             net.evaluate(params, steps, memory, order, jax.random.key(0))
-        return said[0], {path: tuple(map(jnp.asarray, found)) for path, found in capture.found.items()}
+        retention = {path: tuple(map(jnp.asarray, found)) for path, found in capture.found.items()}
+        return _odds(said[0]), retention if remembers else None
 
     steps = Transition(
         observation=recording.observation,
@@ -84,21 +86,21 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
         final=(),
     )
     with jax.default_matmul_precision(policy.run.precision):
-        distribution, retention = jax.device_get(jax.jit(score)(policy.params, steps))
+        odds, retention = jax.device_get(jax.jit(score)(policy.params, steps))
     if isinstance(policy.config, SableConfig):  # whose network goes environment by environment inside
-        distribution = jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
+        odds = odds.swapaxes(0, 1)
     in_turn = policy.run.system in ("sable", "mat")
-    if isinstance(distribution, Categorical):
-        found = Explained(probability=np.asarray(jax.nn.softmax(distribution.logits)), in_turn=in_turn)
-    else:
-        found = Explained(spread=_spread(distribution), in_turn=in_turn)
-    return replace(found, retention=retention) if remembers else found
+    if policy.spec.discrete:
+        return Explained(probability=odds, in_turn=in_turn, retention=retention)
+    return Explained(spread=odds, in_turn=in_turn, retention=retention)
 
 
-def _spread(found: TanhNormal) -> np.ndarray:
-    """What a continuous action is most likely between: one standard deviation about the centre."""
-    low, middle, high = (found.scale(found.mean + k * found.std) for k in (-1, 0, 1))
-    return np.stack([np.asarray(x) for x in (low, middle, high)], axis=-1)
+def _odds(found: Distribution) -> Array:
+    """The probability of every action; or what a continuous one is most likely between, one standard
+    deviation about the centre."""
+    if isinstance(found, Categorical):
+        return jax.nn.softmax(found.logits)
+    return jnp.stack([found.scale(found.mean + k * found.std) for k in (-1, 0, 1)], axis=-1)
 
 
 def _first(recording: Recording) -> np.ndarray:

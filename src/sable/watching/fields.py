@@ -6,14 +6,14 @@ import numpy as np
 
 from sable.watching.colours import agent
 from sable.watching.record import Episode
-from sable.watching.scene import AGENTS, GROUND, LABELS, THINGS, Canvas, Scene, icon
+from sable.watching.scene import AGENTS, GROUND, THINGS, Canvas, Scene, icon
 
 
 def smax(env: tp.Any, episode: Episode) -> Scene:
     """Numbered allies against enemies: health above each, lines from who shoots to who is shot at."""
     units, suite, allies = episode.states.suite.state, env.suite, episode.num_agents
     width, height = float(suite.map_width), float(suite.map_height)
-    radii = np.asarray(suite.unit_type_radiuses) * 1.7  # true to scale they could hardly be seen
+    radii = np.asarray(suite.unit_type_radiuses) * 1.4  # true to scale they could hardly be seen
     full, letters = np.asarray(suite.unit_type_health), list(suite.unit_type_shorthands)
     frames, anchors = [], []
     for t in range(episode.length + 1):
@@ -31,7 +31,8 @@ def smax(env: tp.Any, episode: Episode) -> Scene:
                 canvas.path(THINGS, [x, y, *places[target]], line, 0.12)
             text = str(k + 1) if k < allies else letters[kind]
             health = float(units.unit_health[t, k] / full[kind])
-            _unit(canvas, x, y, float(radii[kind]), agent(k) if k < allies else "foe", text, health)
+            fill = agent(k) if k < allies else "foe"
+            _unit(canvas, AGENTS + k / 1000, x, y, float(radii[kind]), fill, text, health)
         frames.append(canvas.shapes)
         anchors.append([(float(x), float(y)) for x, y in places[:allies]])
     return Scene(
@@ -40,8 +41,8 @@ def smax(env: tp.Any, episode: Episode) -> Scene:
         frames=frames,
         anchors=anchors,
         legend=[
-            (icon(lambda c: _unit(c, 0.5, 0.6, 0.36, agent(0), "1", 1.0)), "ally and its health"),
-            (icon(lambda c: _unit(c, 0.5, 0.6, 0.36, "foe", "m", 0.5)), "enemy of a kind"),
+            (icon(lambda c: _unit(c, AGENTS, 0.5, 0.6, 0.36, agent(0), "1", 1.0)), "ally and its health"),
+            (icon(lambda c: _unit(c, AGENTS, 0.5, 0.6, 0.36, "foe", "m", 0.5)), "enemy of a kind"),
             (icon(lambda c: c.path(THINGS, [0.1, 0.8, 0.9, 0.2], agent(0), 0.09)), "attack"),
         ],
         actions=["up", "right", "down", "left", "stop"]
@@ -56,13 +57,16 @@ def _target(action: int, index: int, num_allies: int) -> int | None:
     return num_allies + action - 5 if index < num_allies else num_allies - 1 - (action - 5)
 
 
-def _unit(canvas: Canvas, x: float, y: float, radius: float, fill: str, text: str, health: float) -> None:
-    canvas.disc(AGENTS, x, y, radius, fill)
-    canvas.text(LABELS, x, y, radius * 1.25, text, "label")
+def _unit(
+    canvas: Canvas, layer: float, x: float, y: float, radius: float, fill: str, text: str, health: float
+) -> None:
+    """A unit with all that belongs to it in one layer, so that in a crowd each is seen whole or not."""
+    canvas.disc(layer, x, y, radius, fill, line="floor", line_width=radius * 0.12)
+    canvas.text(layer, x, y, radius * 1.25, text, "label")
     left, top, long, thick = x - radius, y - radius * 1.55, 2 * radius, radius * 0.3
-    canvas.rect(AGENTS, left, top, long, thick, "line")
+    canvas.rect(layer, left, top, long, thick, "line")
     if health > 0:
-        canvas.rect(LABELS, left, top, long * min(health, 1.0), thick, "good" if health > 0.35 else "poor")
+        canvas.rect(layer, left, top, long * min(health, 1.0), thick, "good" if health > 0.35 else "poor")
 
 
 def mpe(env: tp.Any, episode: Episode) -> Scene:
@@ -82,8 +86,9 @@ def mpe(env: tp.Any, episode: Episode) -> Scene:
             trail = (places[max(0, t - 6) : t + 1, k] * (1, -1) / reach + 1) * 5
             if len(trail) > 1:
                 canvas.path(THINGS, trail.reshape(-1), agent(k), 0.08)
-            canvas.disc(AGENTS, x, y, radius, agent(k), line="paper", line_width=0.05)
-            canvas.text(LABELS, x, y, max(radius, 0.28) * 1.1, str(k + 1), "label")
+            layer = AGENTS + k / 1000
+            canvas.disc(layer, x, y, radius, agent(k), line="paper", line_width=0.05)
+            canvas.text(layer, x, y, max(radius, 0.28) * 1.1, str(k + 1), "label")
         frames.append(canvas.shapes)
         anchors.append([(float(x), float(y)) for x, y in spots[:count]])
     return Scene(
@@ -105,8 +110,8 @@ def _landmark(canvas: Canvas, x: float, y: float, radius: float) -> None:
 
 
 def mabrax(env: tp.Any, episode: Episode) -> Scene:
-    """The body seen from the side, or from above at a slant where it has legs all around; a limb has the colour
-    of the agent that moves it. The camera follows."""
+    """The body seen from the side, or from above at a slant where it has legs all around; a limb has the
+    colour of the agent that moves it. The camera follows."""
     base = env.suite.env
     while hasattr(base, "env"):
         base = base.env
@@ -120,20 +125,26 @@ def mabrax(env: tp.Any, episode: Episode) -> Scene:
     flat = np.stack([ends @ across, -(ends @ upward)], axis=-1)  # [T, G, 2, xy], y down
     depth = (ends @ toward).mean(-1)
     floor = np.stack([body.pos[:, 0] @ across, -(body.pos[:, 0] * (1, 1, 0)) @ upward], axis=-1)
-    reach = float(np.abs(flat - floor[:, None, None]).max()) * 1.1 + 0.1
-    scale = 5 / reach
+    offsets, thick = flat - floor[:, None, None], float(radii.max())
+    highest, lowest = float(offsets[..., 1].min()) - thick, float(offsets[..., 1].max()) + thick
+    scale = min(4.8 / (float(np.abs(offsets[..., 0]).max()) + thick), 6.8 / (lowest - highest))
+    ground = 7.4 - lowest * scale if slanted else 7.2
     frames, anchors = [], []
     for t in range(episode.length + 1):
-        canvas, place = Canvas(), np.array([5.0, 7.2]) - floor[t] * scale
+        canvas, place = Canvas(), np.array([5.0, ground]) - floor[t] * scale
         canvas.rect(GROUND, 0, 0, 10, 8.4, "floor")
         _marks(canvas, float(floor[t, 0]), scale)
+        if not slanted:
+            canvas.rect(GROUND, 0, 7.2, 10, 0.05, "faint")
         points = flat[t] * scale + place
         for g in np.argsort(depth[t], kind="stable"):
             (x, y), (to_x, to_y) = points[g]
             fill = agent(owner[links[g]]) if links[g] in owner else "body"
             canvas.path(AGENTS, [x, y, to_x, to_y], fill, round(float(radii[g]) * 2 * scale, 2))
         frames.append(canvas.shapes)
-        moved = {k: [g for g, link in enumerate(links) if owner.get(link) == k] for k in range(episode.num_agents)}
+        moved = {
+            k: [g for g, link in enumerate(links) if owner.get(link) == k] for k in range(episode.num_agents)
+        }
         centre = points.mean((0, 1))
         anchors.append(
             [tuple(map(float, points[own].mean((0, 1)) if own else centre)) for own in moved.values()]
@@ -182,8 +193,7 @@ def _owners(suite: tp.Any, system: tp.Any) -> dict[int, int]:
 
 
 def _marks(canvas: Canvas, position: float, scale: float) -> None:
-    """The ground and a mark for every unit of length, which pass by as the body moves."""
-    canvas.rect(GROUND, 0, 7.2, 10, 1.2, "line")
+    """A mark for every unit of length, which pass by as the body moves."""
     for unit in range(int(position - 5 / scale), int(position + 5 / scale) + 2):
         x = 5 + (unit - position) * scale
         if 0 <= x <= 10:

@@ -1,4 +1,4 @@
-"""Scenes to GIF and MP4: the drawing below a line that says how far the episode is, and what it has brought."""
+"""Scenes to GIF and MP4: the drawing, below a line that says how far the episode is and what it brought."""
 
 import io
 import subprocess
@@ -192,12 +192,14 @@ def _draw(pen: ImageDraw.ImageDraw, shape: Shape, scale: float, origin: tuple[fl
     if kind == "rect":
         x, y, width, height, fill, line, line_width, radius = rest
         inset = line_width / 2 if line else 0  # SVG draws a line astride the edge; Pillow inside it
-        (left, top), (right, bottom) = place(
-            (x - inset, y - inset, x + width + inset, y + height + inset)
-        )
+        (left, top), (right, bottom) = place((x - inset, y - inset, x + width + inset, y + height + inset))
         box = (left, top, max(right - 1, left), max(bottom - 1, top))
         pen.rounded_rectangle(
-            box, (radius + inset) * scale if radius else 0, _colour(fill), _colour(line), _thick(line_width, scale)
+            box,
+            (radius + inset) * scale if radius else 0,
+            _colour(fill),
+            _colour(line),
+            _thick(line_width, scale),
         )
     elif kind == "disc":
         x, y, radius, fill, line, line_width = rest
@@ -243,7 +245,7 @@ def _palette() -> Image.Image:
     base = [np.array(light(role), float) for role in ROLES]
     grounds = [np.array(light(role), float) for role in ("paper", "floor")]
     blends = [ground + (one - ground) * k / 5 for one in base for ground in grounds for k in range(1, 6)]
-    unique = list(dict.fromkeys(tuple(int(round(x)) for x in one) for one in [*base, *blends]))[:256]
+    unique = list(dict.fromkeys(tuple(round(float(x)) for x in one) for one in [*base, *blends]))[:256]
     image = Image.new("P", (1, 1))
     image.putpalette([x for one in unique for x in one])
     return image

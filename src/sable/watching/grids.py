@@ -59,7 +59,9 @@ def _robot(canvas: Canvas, x: float, y: float, index: int, direction: int) -> No
     ahead = _AHEAD[direction]
     aside = (-ahead[1], ahead[0])
     tip = (x + 0.5 * ahead[0], y + 0.5 * ahead[1])
-    corners = [(x + 0.2 * ahead[0] + s * 0.26 * aside[0], y + 0.2 * ahead[1] + s * 0.26 * aside[1]) for s in (1, -1)]
+    corners = [
+        (x + 0.2 * ahead[0] + s * 0.26 * aside[0], y + 0.2 * ahead[1] + s * 0.26 * aside[1]) for s in (1, -1)
+    ]
     canvas.area(AGENTS, [*tip, *corners[0], *corners[1]], agent(index))
     _numbered(canvas, x, y, 0.33, index)
 
@@ -86,7 +88,9 @@ def lbf(env: tp.Any, episode: Episode) -> Scene:
     for t in range(episode.length + 1):
         canvas = Canvas()
         _floor(canvas, size, size)
-        for (row, column), level, eaten in zip(foods.position[t], foods.level[t], foods.eaten[t], strict=True):
+        for (row, column), level, eaten in zip(
+            foods.position[t], foods.level[t], foods.eaten[t], strict=True
+        ):
             if not eaten:
                 _food(canvas, column + 0.5, row + 0.5, int(level))
         for k in range(episode.num_agents):
@@ -134,8 +138,8 @@ def connector(env: tp.Any, episode: Episode) -> Scene:
             index, kind = divmod(int(value) - 1, 3)
             if value and kind == 2:
                 _target(canvas, column, row, index)
-            elif value and kind == 0:
-                canvas.rect(THINGS, column + 0.28, row + 0.28, 0.44, 0.44, agent(index), radius=0.1)
+        for k, (row, column) in enumerate(episode.states.agents.start[t]):
+            canvas.disc(THINGS, column + 0.5, row + 0.5, 0.24, agent(k))
         for before, after in zip(range(t), range(1, t + 1), strict=True):  # the wire itself, step by step
             moves = zip(
                 episode.states.agents.position[before], episode.states.agents.position[after], strict=True
@@ -143,7 +147,7 @@ def connector(env: tp.Any, episode: Episode) -> Scene:
             for k, ((row, column), (to_row, to_column)) in enumerate(moves):
                 if (row, column) != (to_row, to_column):
                     points = [column + 0.5, row + 0.5, to_column + 0.5, to_row + 0.5]
-                    canvas.path(THINGS, points, agent(k), 0.3)
+                    canvas.path(THINGS, points, agent(k), 0.34)
         for k, (row, column) in enumerate(places):
             _numbered(canvas, column + 0.5, row + 0.5, 0.38, k)
             if (places[k] == episode.states.agents.target[t, k]).all():
@@ -158,14 +162,19 @@ def connector(env: tp.Any, episode: Episode) -> Scene:
         legend=[
             (icon(lambda c: _numbered(c, 0.5, 0.5, 0.38, 0)), "head of a wire"),
             (icon(lambda c: _target(c, 0, 0, 0)), "where it must go"),
-            (icon(lambda c: c.disc(AGENTS, 0.5, 0.5, 0.44, agent(0), line="good", line_width=0.09)), "connected"),
+            (
+                icon(lambda c: c.disc(AGENTS, 0.5, 0.5, 0.44, agent(0), line="good", line_width=0.09)),
+                "connected",
+            ),
         ],
         actions=["wait", "up", "right", "down", "left"],
     )
 
 
 def _target(canvas: Canvas, x: float, y: float, index: int) -> None:
-    canvas.rect(THINGS, x + 0.16, y + 0.16, 0.68, 0.68, "paper", line=agent(index), line_width=0.12, radius=0.1)
+    canvas.rect(
+        THINGS, x + 0.16, y + 0.16, 0.68, 0.68, "paper", line=agent(index), line_width=0.12, radius=0.1
+    )
     canvas.text(LABELS, x + 0.5, y + 0.51, 0.36, str(index + 1), agent(index))
 
 

@@ -102,8 +102,7 @@ def _data(
         "odds": next((name for name, found in kinds.items() if found is not None), None),
         "pace": film.pace_of(takes),
         "episodes": [
-            _episode(policy, recording, explained, one, shown, budget)
-            for one in _counted(episodes, seen)
+            _episode(policy, recording, explained, one, shown, budget) for one in _counted(episodes, seen)
         ],
     }
 
@@ -141,7 +140,9 @@ def _episode(
             "legend": scene.legend,
         },
         "anchors": _packed(np.array(scene.anchors), "f4") if scene.anchors and scene.anchors[0] else None,
-        "action": _packed(action, "u2") if policy.spec.discrete else _packed(_unit(policy, action) * 100, "i1"),
+        "action": _packed(action, "u2")
+        if policy.spec.discrete
+        else _packed(_unit(policy, action) * 100, "i1"),
         "values": None if value is None else _packed(value, "f4"),
         "odds": None,
         "memory": None,
@@ -164,7 +165,7 @@ def _episode(
 def _memory(
     policy: Policy, retention: dict[str, tuple], one: Shown, shown: int, budget: int
 ) -> dict[str, tp.Any]:
-    """What each listed agent recalls through each layer at each step, its largest parts and how all divide."""
+    """What each listed agent recalls through each layer at each step: largest parts, and how all divide."""
     config = tp.cast(SableConfig, policy.config)
     length, team = one.episode.length, policy.spec.num_agents
     layers = attribution.layers(retention, one.index, length)
@@ -204,9 +205,9 @@ def _memory(
         "top": TOP,
         "agents": agents,
         "options": options,
-        "about": "Retention is linear: what a layer hands on is a weighted sum over every agent at every step "
-        "of the episode so far, and these are the sizes of its parts. Hatched parts are subtracted; dashed "
-        "rings on the map show where those agents were then.",
+        "about": "Retention is linear: what a layer hands on is a weighted sum over every agent at every "
+        "step of the episode so far, and these are the sizes of its parts. Hatched parts are subtracted; "
+        "dashed rings on the map show where those agents were then.",
         "note": " ".join(note),
     }
 

@@ -26,26 +26,33 @@ class Canvas:
         self.shapes: list[Shape] = []
 
     def rect(
-        self, layer: int, x: float, y: float, width: float, height: float, fill: str = "", *,
+        self, layer: float, x: float, y: float, width: float, height: float, fill: str = "", *,
         line: str = "", line_width: float = 0.0, radius: float = 0.0,
     ) -> None:  # fmt: skip
         numbers = _rounded(x, y, width, height)
         self.shapes.append(("rect", layer, *numbers, fill, line, line_width, radius))
 
     def disc(
-        self, layer: int, x: float, y: float, radius: float, fill: str = "", *,
+        self, layer: float, x: float, y: float, radius: float, fill: str = "", *,
         line: str = "", line_width: float = 0.0,
     ) -> None:  # fmt: skip
         self.shapes.append(("disc", layer, *_rounded(x, y, radius), fill, line, line_width))
 
-    def path(self, layer: int, points: Sequence[float], line: str, line_width: float) -> None:
+    def path(self, layer: float, points: Sequence[float], line: str, line_width: float) -> None:
         self.shapes.append(("path", layer, _rounded(*points), line, line_width))
 
-    def area(self, layer: int, points: Sequence[float], fill: str) -> None:
+    def area(self, layer: float, points: Sequence[float], fill: str) -> None:
         self.shapes.append(("area", layer, _rounded(*points), fill))
 
     def text(
-        self, layer: int, x: float, y: float, size: float, text: str, fill: str = "ink", place: str = "middle"
+        self,
+        layer: float,
+        x: float,
+        y: float,
+        size: float,
+        text: str,
+        fill: str = "ink",
+        place: str = "middle",
     ) -> None:
         self.shapes.append(("text", layer, *_rounded(x, y), round(size, 2), text, fill, place))
 
@@ -73,7 +80,7 @@ class Encoded(tp.NamedTuple):
 
 
 def encode(frames: Sequence[Sequence[Shape]]) -> Encoded:
-    """Frames whose repeated shapes cost next to nothing; drawn by layer, then in order of first appearance."""
+    """Frames whose repeated shapes cost next to nothing; drawn by layer, then by first appearance."""
     numbers: dict[Shape, int] = {}
     changes, before = [], set()
     for frame in frames:

@@ -1,4 +1,4 @@
-"""Drawings of environments without a map: Neom's pattern, and a table of what is seen and done for all others."""
+"""Drawings of environments without a map: Neom's pattern; a table of what is seen and done for others."""
 
 import typing as tp
 
@@ -49,7 +49,10 @@ def neom(env: tp.Any, episode: Episode) -> Scene:
         legend=[
             (icon(lambda c: c.disc(AGENTS, 0.5, 0.5, 0.3, "good")), "agent at its value"),
             (icon(lambda c: c.disc(AGENTS, 0.5, 0.5, 0.3, "poor")), "agent elsewhere"),
-            (icon(lambda c: c.path(GROUND, [0, 0.7, 0.35, 0.3, 0.65, 0.3, 1, 0.7], "thing", 0.1)), "the pattern"),
+            (
+                icon(lambda c: c.path(GROUND, [0, 0.7, 0.35, 0.3, 0.65, 0.3, 1, 0.7], "thing", 0.1)),
+                "the pattern",
+            ),
         ],
         actions=[f"{value:g}" for value in values],
     )
@@ -77,7 +80,7 @@ def table(env: tp.Any, episode: Episode) -> Scene:
             for feature in range(cells):
                 x = left + feature * cell
                 canvas.rect(GROUND, x, y - 0.4, cell, 0.8, "floor", line="line", line_width=0.03)
-                level = float(views[min(t, episode.length - 1), k, feature]) / largest if t < episode.length else 0.0
+                level = float(views[t, k, feature]) / largest if t < episode.length else 0.0
                 side = 0.8 * min(cell, 0.8) * abs(level) ** 0.5
                 if side > 0.02:
                     fill = "ink" if level > 0 else "poor"
