@@ -13,13 +13,14 @@ from sable.watching.page import content_of
 
 GIVEN = {"seed": 0, "greedy": False, "formats": ["html"], "quiet": True}
 SIZES = {"embed_dim": 16, "num_heads": 2, "num_blocks": 1}
+TASKS = ["probe/recall", pytest.param("neom/simple-sine-4ag", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module")
-def written(untrained, tmp_path_factory) -> Path:
-    """Two episodes of four agents that remember by retention."""
-    team, env = untrained("neom/simple-sine-4ag", **SIZES)
-    return show.watch(team, env, tmp_path_factory.mktemp("watch"), episodes=2, **GIVEN)[0]
+@pytest.fixture(scope="module", params=TASKS)
+def written(request, untrained, tmp_path_factory) -> Path:
+    """Five episodes of agents that remember by retention."""
+    team, env = untrained(request.param, **SIZES)
+    return show.watch(team, env, tmp_path_factory.mktemp("watch"), episodes=5, **GIVEN)[0]
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +43,17 @@ def at(page: Page) -> int:
     return int(re.match(r"step (\d+) of", page.locator("#where").inner_text())[1])
 
 
-def test_the_slider_and_the_keys_move_through_the_episode(page):
-    expect(page.get_by_role("heading", level=1)).to_have_text("sable on neom/simple-sine-4ag")
+def test_the_slider_and_the_keys_move_through_the_episode(page, data):
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"sable on {data['task']}")
+    last = data["episodes"][0]["length"]
     map_at_start = page.locator("#map svg > g").first.inner_html()
-    page.get_by_role("slider", name="Step").fill("37")
-    assert at(page) == 37 and page.locator("#map svg > g").first.inner_html() != map_at_start
+    page.get_by_role("slider", name="Step").fill("2")
+    assert at(page) == 2 and page.locator("#map svg > g").first.inner_html() != map_at_start
     for key, step in (
-        ("ArrowRight", 38),
-        ("ArrowLeft", 37),
-        ("Shift+ArrowRight", 47),
-        ("End", 100),
+        ("ArrowRight", 3),
+        ("ArrowLeft", 2),
+        ("Shift+ArrowRight", min(12, last)),
+        ("End", last),
         ("Home", 0),
     ):
         page.keyboard.press(key)
@@ -68,25 +70,29 @@ def test_the_slider_and_the_keys_move_through_the_episode(page):
 
 
 def test_the_map_shows_every_situation(page, data):
-    """Neom's agents: green where right. Their number, step by step, is that of the data, however one gets
-    there."""
+    """Every shape of a frame is drawn, once, in order, however one gets there."""
     scene = data["episodes"][0]["scene"]
-    shapes, now, counts = scene["shapes"], set(), []
+    shapes, now, frames = scene["shapes"], set(), []
     for gone, came in scene["changes"]:
         now = (now - set(gone)) | set(came)
-        counts.append(sum(shapes[k][0] == "disc" and shapes[k][5] == "good" for k in now))
-    for step in (0, 1, 2, 60, 59, 100, 3):
+        frames.append([shapes[k] for k in sorted(now, key=lambda k: (shapes[k][1], k))])
+    names = {"rect": "rect", "disc": "circle", "path": "path", "area": "path", "text": "text"}
+    last = data["episodes"][0]["length"]
+    for step in (0, 1, 2, last, last - 1, 3):
         page.get_by_role("slider", name="Step").fill(str(step))
-        assert page.locator("#map circle[fill='var(--good)']").count() == counts[step]
-        assert page.locator("#map svg > g").first.locator("circle").count() == 4
+        drawn = page.locator("#map svg > g").first.evaluate("g => [...g.children].map(x => x.tagName)")
+        assert drawn == [names[shape[0]] for shape in frames[step]]
+        words = page.locator("#map svg > g").first.locator("text").all_text_contents()
+        assert words == [shape[5] for shape in frames[step] if shape[0] == "text"]
 
 
 def test_actions_probabilities_and_values_are_the_recorded_ones(page, data):
-    episode, step = data["episodes"][0], 12
+    episode, step, team = data["episodes"][0], 2, data["agents"]
+    length = episode["length"]
     page.get_by_role("slider", name="Step").fill(str(step))
-    actions = numbers(episode["action"], 100, 4)[step]
-    odds = numbers(episode["odds"], 100, 4, len(data["actions"]))[step]
-    values = numbers(episode["values"], 100, 4)[step]
+    actions = numbers(episode["action"], length, team)[step]
+    odds = numbers(episode["odds"], length, team, len(data["actions"]))[step]
+    values = numbers(episode["values"], length, team)[step]
     for k, row in enumerate(page.locator("#agents .agent").all()):
         name, chance = row.locator(".does").inner_text().split("\n")
         assert name == data["actions"][actions[k]]
@@ -95,34 +101,37 @@ def test_actions_probabilities_and_values_are_the_recorded_ones(page, data):
         said = row.locator(".worth").inner_text().replace("−", "-").split()[-1]
         assert float(said) == pytest.approx(values[k], abs=0.0051)
     order = page.locator("#order").inner_text()
-    assert order.startswith("They decide in turn") and re.findall(r"\d", order) == ["1", "2", "3", "4"]
+    assert order.startswith("They decide in turn") and re.findall(r"\d", order) == [
+        str(k + 1) for k in range(team)
+    ]
 
 
 def test_what_an_agent_recalls_follows_step_agent_and_layer(page, data):
-    memory = data["episodes"][0]["memory"]
-    page.get_by_role("slider", name="Step").fill("30")
-    for option, agent in ((0, 0), (3, 2), (5, 3)):
+    memory, team, step = data["episodes"][0]["memory"], data["agents"], 3
+    shape = (data["episodes"][0]["length"], team)
+    page.get_by_role("slider", name="Step").fill(str(step))
+    for option, agent in ((0, 0), (3, 1), (5, team - 1)):
         page.get_by_label("Layer", exact=True).select_option(str(option))
         page.locator(f"[data-agent='{agent + 1}']").click()
-        expect(page.locator("#whose")).to_have_text(f"What agent {agent + 1} recalls at step 30")
+        expect(page.locator("#whose")).to_have_text(f"What agent {agent + 1} recalls at step {step}")
         found = memory["options"][option]
-        top = numbers(found["topShare"], 100, 4, memory["top"])[30, agent] / 100
+        top = numbers(found["topShare"], *shape, memory["top"])[step, agent] / 100
         shown = [int(text.split()[0]) for text in page.locator(".tops b").all_inner_texts()]
         assert shown == [round(abs(x) * 100) for x in top if x]
         hatched = page.locator(".tops .meter").evaluate_all("all => all.map(x => x.matches('.less'))")
         assert hatched == [bool(x < 0) for x in top if x]
         whom = page.locator(".bar div").evaluate_all("all => all.map(x => Number(x.dataset.share))")
-        assert whom == pytest.approx((numbers(found["byAgent"], 100, 4, 4)[30, agent] / 200).tolist())
+        assert whom == pytest.approx((numbers(found["byAgent"], *shape, team)[step, agent] / 200).tolist())
         assert page.locator("#rings circle").count() == len(shown)
-    lag = numbers(memory["options"][5]["topLag"], 100, 4, memory["top"])[30, 3]
+    lag = numbers(memory["options"][5]["topLag"], *shape, memory["top"])[step, team - 1]
     page.locator(".tops button").last.click()
-    assert at(page) == 30 - lag[len(shown) - 1]
+    assert at(page) == step - lag[len(shown) - 1]
     page.keyboard.press("End")
     expect(page.locator("#recalled")).to_contain_text("The episode is over.")
 
 
 def test_another_episode_begins_anew(page, data):
-    page.get_by_role("slider", name="Step").fill("9")
+    page.get_by_role("slider", name="Step").fill("3")
     page.get_by_label("Episode", exact=True).select_option("1")
     assert at(page) == 0
     page.keyboard.press("End")
@@ -135,11 +144,11 @@ def test_another_episode_begins_anew(page, data):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_sticks_out_in_either_theme(opened, written, width, scheme):
     with opened(written, width=width, scheme=scheme) as page:
-        page.get_by_role("slider", name="Step").fill("50")
+        page.get_by_role("slider", name="Step").fill("3")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         out = "all => all.filter(x => x.getBoundingClientRect().right > innerWidth + 1).length"
         assert page.locator("h1, h2, h3, p, section, .agent, .bar, .tops button").evaluate_all(out) == 0
-        assert page.locator("#map svg").bounding_box()["width"] > 300
+        assert page.locator("#map svg").bounding_box()["width"] > 250
         colour = "getComputedStyle(document.body).backgroundColor"
         own = {"light": "rgb(253, 252, 250)", "dark": "rgb(19, 20, 22)"}
         assert page.evaluate(colour) == own[scheme]

@@ -78,10 +78,10 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
 
     steps = Transition(
         observation=recording.observation,
-        action=recording.action,
-        reward=recording.reward,
-        discount=(),
-        first=_first(recording),
+        action=jnp.asarray(recording.action),
+        reward=jnp.asarray(recording.reward),
+        discount=jnp.ones(recording.reward.shape[:2]),
+        first=jnp.asarray(_first(recording)),
         extras=recording.extras,
         final=(),
     )
