@@ -205,9 +205,10 @@ def _memory(
         "top": TOP,
         "agents": agents,
         "options": options,
-        "about": "Retention is linear: what a layer hands on is a weighted sum over every agent at every "
-        "step of the episode so far, and these are the sizes of its parts. Hatched parts are subtracted; "
-        "dashed rings on the map show where those agents were then.",
+        "about": "Retention is linear: what a layer recalls, before its norm and gate, is a weighted sum over "
+        "every agent at every step of the episode so far, and these are the sizes of its parts. Hatched parts "
+        "are subtracted" + (" (over all heads: on balance)" if config.num_heads > 1 else "") + "; dashed "
+        "rings on the map show where those agents were then.",
         "note": " ".join(note),
     }
 

@@ -11,13 +11,11 @@ from jax import Array
 from sable.config import RunConfig
 from sable.envs import wrappers
 from sable.envs.base import Env
+from sable.errors import SableError
 from sable.systems.base import System
-from sable.training.loop import Compiler
+from sable.training.loop import OTHER_EPISODES, Compiler
 from sable.training.rollout import Situation, open_situation
 from sable.types import Observation, PyTree
-
-DEFAULT_SEED = 2**31 - 1
-"""The seed of the episodes that `sable evaluate` plays where none is given."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Episode:
 
 def episode_key(run: RunConfig, trained_seed: int | None, seed: int | None) -> Array:
     """The key that `sable evaluate` plays the episodes of `seed` with, for one of the run's own seeds."""
-    keys = jax.random.split(jax.random.key(DEFAULT_SEED if seed is None else seed), len(run.seeds))
+    keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), len(run.seeds))
     return keys[run.seeds.index(trained_seed) if trained_seed in run.seeds else 0]
 
 
@@ -81,6 +79,8 @@ def record(
 ) -> Recording:
     """What `training.evaluate.play` plays for the same arguments, or its most probable actions if `greedy`;
     no longer than `most_steps`."""
+    if not hasattr(env, "rekey"):  # what every environment has that can be played inside a program
+        raise SableError(f"{run.task} is stepped in processes of its own: it cannot be watched yet")
     length = min(env.spec.time_limit, most_steps or env.spec.time_limit)
 
     def play(params: PyTree, key: Array) -> tuple[PyTree, tuple]:
