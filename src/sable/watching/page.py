@@ -200,15 +200,15 @@ def _memory(
         note.append("Heads are shown together, to keep the page small.")
     if agents < team:
         note.append(f"The first {agents} of {team} agents are explained.")
+    balance = " (over all heads: on balance)" if config.num_heads > 1 else ""
     return {
         "lags": list(LAGS),
         "top": TOP,
         "agents": agents,
         "options": options,
-        "about": "Retention is linear: what a layer recalls, before its norm and gate, is a weighted sum over "
-        "every agent at every step of the episode so far, and these are the sizes of its parts. Hatched parts "
-        "are subtracted" + (" (over all heads: on balance)" if config.num_heads > 1 else "") + "; dashed "
-        "rings on the map show where those agents were then.",
+        "about": "Retention is linear: what a layer recalls, before its norm and gate, is a weighted sum "
+        "over every agent at every step of the episode so far, and these are the sizes of its parts. Hatched "
+        f"parts are subtracted{balance}; dashed rings on the map show where those agents were then.",
         "note": " ".join(note),
     }
 
