@@ -1,5 +1,6 @@
 // What each agent does and why: actions with their probabilities, values, and what its memory weighs.
 
+const MOST_BARS = 8;
 const own = (agent) => `var(--a${agent % 8})`;
 const percent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(share * 100)} %`);
 const badge = (agent) => make("span", { class: "badge", style: `background:${own(agent)}` }, String(agent + 1));
@@ -46,8 +47,8 @@ function bars(episode, t, agent) {
   const { index } = chosen(episode, t, agent);
   // Where there are many actions, the likely ones alone.
   let shown = Array.from({ length: count }, (_, k) => k);
-  if (count > 8) {
-    const likely = [...shown].sort((a, b) => level(b) - level(a)).slice(0, 7);
+  if (count > MOST_BARS) {
+    const likely = [...shown].sort((a, b) => level(b) - level(a)).slice(0, MOST_BARS - 1);
     shown = shown.filter((k) => likely.includes(k) || k === index);
   }
   function level(k) {

@@ -79,9 +79,10 @@ function strapline() {
 function oddsline() {
   const rest = data.shown < data.agents ? ` The first ${data.shown} of ${data.agents} agents are listed.` : "";
   const values = data.episodes[0].values ? " Value: the return an agent expects from here on." : "";
+  const every = data.actions.length > MOST_BARS ? "the likeliest actions" : "every action";
   const what = {
-    probability: "Bars: the probability of every action, to half a percent; the one taken is coloured.",
-    q: "Bars: the Q-value of every action; the one taken is coloured.",
+    probability: `Bars: the probability of ${every}, to half a percent; the one taken is coloured.`,
+    q: `Bars: the Q-value of ${every}; the one taken is coloured.`,
     spread: "Marks: what was done, from lowest to highest; bands: one standard deviation about the policy's centre.",
   }[data.odds];
   return `${what ?? ""}${values}${rest}`;
