@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 from sable import systems
-from sable.config import SableConfig, own_system
+from sable.config import SableConfig, SystemConfig, own_system
 from sable.nets.layers import ActionDistribution
 from sable.nets.values import agent_q
 from sable.ops.distributions import Categorical, Distribution
 from sable.policy import Policy
-from sable.types import PyTree, Transition
+from sable.types import EnvSpec, PyTree, Transition
 from sable.watching import attribution
 from sable.watching.record import Recording
 
@@ -56,7 +56,7 @@ def explain(policy: Policy, recording: Recording) -> Explained:
 
 def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> Explained:
     """By scoring the actions that were taken, as learning does, and catching what the networks say inside."""
-    net = make_policy(policy.spec, policy.config)
+    net = make_policy(policy.spec, _openly(policy.config, policy.spec))
     remembers = isinstance(policy.config, SableConfig) and policy.config.memory
 
     def score(params: PyTree, steps: Transition) -> tuple:
@@ -93,6 +93,16 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
     if policy.spec.discrete:
         return Explained(probability=odds, in_turn=in_turn, retention=retention)
     return Explained(spread=odds, in_turn=in_turn, retention=retention)
+
+
+def _openly(config: SystemConfig, spec: EnvSpec) -> SystemConfig:
+    """The settings with which a network computes as it acts, and by no kernel, in which nothing is caught."""
+    if not isinstance(config, SableConfig):
+        return config
+    config = replace(config, compute="float32")
+    if jax.default_backend() != "gpu":
+        return config
+    return replace(config, chunk_size=config.chunk_size or max(1, 64 // spec.num_agents))
 
 
 def _odds(found: Distribution) -> Array:
