@@ -1,7 +1,11 @@
 """Strict settings for every test: annotations checked at run time, no silent rank promotion, full precision,
 one compile cache."""
 
+import contextlib
 import os
+import shutil
+import typing as tp
+from pathlib import Path
 
 # Before jax is imported anywhere.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -28,6 +32,8 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+import sable  # noqa: E402
+
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -43,7 +49,66 @@ def strict_ranks(request):
 
 
 @pytest.fixture(autouse=True, scope="module")
+def no_films(request):
+    """Training ends with a film, which takes seconds to compile: only the tests about it wait for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "watching" not in request.path.parts:
+            patch.setattr(sable, "_leave_video", lambda *args, **fields: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Each compiled program maps memory, and a process may hold only so many maps: compiling aborts there."""
     yield
     jax.clear_caches()
+
+
+# Chromium as root in a container, with nothing of its own to say to anyone.
+CHROMIUM_FLAGS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
+CHROMIUM_FLAGS += ("disable-background-networking", "disable-component-update", "disable-dev-shm-usage")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if not found:
+        pytest.fail(
+            "no Chromium: install it (Debian: apt-get install chromium) or name it with CHROMIUM=path"
+        )
+    flags = [f"--{flag}" for flag in CHROMIUM_FLAGS]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """A function that opens a page from disk with no network; at the end, nothing was complained of and
+    nothing asked for."""
+
+    @contextlib.contextmanager
+    def opened(path: Path, *, width: int, scheme: tp.Literal["light", "dark"] = "light"):
+        context = browser.new_context(
+            offline=True,
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            has_touch=width < 500,
+        )
+        context.set_default_timeout(5000)
+        page = context.new_page()
+        said, asked = [], []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        yield page
+        assert said == [] and set(asked) == {path.as_uri()}
+        context.close()
+
+    return opened

@@ -23,6 +23,18 @@ ALLOWED = {
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
     "training": {"types", "config", "errors", "ops", "envs", "systems"},
     "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
+    "watching": {
+        "types",
+        "config",
+        "errors",
+        "ops",
+        "envs",
+        "nets",
+        "systems",
+        "training",
+        "experiments",
+        "policy",
+    },
 }
 HEAVY = {"jumanji": {"envs/jumanji.py", "envs/rware.py"}}
 HEAVY |= {"jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
@@ -32,9 +44,14 @@ HEAVY |= {
 }
 HEAVY |= {"ray": {"experiments/benchmark.py"}, "optuna": {"experiments/trials.py"}}
 HEAVY |= {
-    "rich": {"training/logging.py", *(f"experiments/{name}.py" for name in ("live", "board", "tune_view"))}
+    "rich": {
+        "training/logging.py",
+        "watching/show.py",
+        *(f"experiments/{name}.py" for name in ("live", "board", "tune_view")),
+    }
 }
 HEAVY |= {"orbax": {"training/checkpoint.py"}}
+HEAVY |= {"PIL": {"watching/film.py"}, "imageio_ffmpeg": {"watching/film.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "report",
     "train",
     "tune",
+    "watch",
 ]
 
 
@@ -257,6 +258,57 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
     return policy.export(run, out, seed=seed)
 
 
+def watch(
+    run: str | Path,
+    *,
+    episodes: int = 1,
+    seed: int | None = None,
+    greedy: bool = False,
+    run_seed: int | None = None,
+    formats: Sequence[str] = ("gif", "html"),
+    out: str | Path | None = None,
+    env: "Env | None" = None,
+    quiet: bool = True,
+) -> list[Path]:
+    """The files that show how the best parameters of a run, or of an exported folder, play: a film (gif, mp4)
+    and a page (html) to step through, with every agent's probabilities and what its memory weighs.
+
+    The episodes are those that `evaluate` would play for the same `seed`, with sampled actions, or with the
+    most probable ones if `greedy`. `run_seed` is which of the run's seeds plays, the best unless given. They
+    are written to the folder `out`, by default `watch` in the run. `env` is needed where the run trained an
+    environment of your own.
+    """
+    from sable.errors import SableError, suggest
+
+    names = ("gif", "mp4", "html")
+    for name in formats if not isinstance(formats, str) else (formats,):
+        if name not in names:
+            raise SableError(f"format {name!r} is not one of {', '.join(names)}{suggest(str(name), names)}")
+    counts = (("episodes", episodes, 1), ("seed", seed or 0, 0), ("run_seed", run_seed or 0, 0))
+    for name, value, least in counts:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
+    from sable.experiments import runs
+
+    directory = Path(run).expanduser()
+    if not (directory / "policy.json").is_file():  # found out before jax is imported
+        runs.find(directory)
+    from sable.policy import load
+    from sable.watching import show
+
+    policy = load(directory, seed=run_seed)
+    return show.watch(
+        policy,
+        _env_of(policy.run) if env is None else env,
+        directory / "watch" if out is None else Path(out).expanduser(),
+        episodes=episodes,
+        seed=seed,
+        greedy=greedy,
+        formats=(formats,) if isinstance(formats, str) else formats,
+        quiet=quiet,
+    )
+
+
 def make_env(task: str, **options: tp.Any) -> "Env":
     """The environment of that task, with the task's options changed as given."""
     from sable import envs
@@ -322,8 +374,21 @@ def _train(
         draw_curve(directory, result.summary.get("absolute_return"))
         if result.interrupted is None:
             results.export(directory, result.summary)
+            if run.video:
+                _leave_video(directory, env, run, quiet=quiet)
             runs.finish(directory, result.summary)
     return result
+
+
+def _leave_video(directory: Path, env: "Env", run: "RunConfig", *, quiet: bool) -> None:
+    """Leave a short film in a run's folder, or say in one line why there is none."""
+    import sys
+
+    from sable.watching.show import leave_video
+
+    problem = leave_video(directory, env, run.seeds[0])
+    if problem and not quiet:
+        print(f"sable: {problem}", file=sys.stderr)
 
 
 def _refusal(

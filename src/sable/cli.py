@@ -28,6 +28,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable train --resume RUN                     go on with an interrupted run
   sable plan rware/tiny-4ag                    what that would take: memory, pace, time
   sable evaluate RUN                           play with what was learnt
+  sable watch RUN                              see it: a film, and a page to step through
   sable export RUN -o FOLDER                   what was learnt, to be loaded anywhere
   sable list rware                             the tasks of a suite
 
@@ -38,7 +39,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
 Each command explains itself: sable train --help, sable train rware/tiny-4ag --help,
 sable benchmark --help and so on. A run is a folder,
 runs/<suite>/<task>/<system>/<name>/, with its configuration, metrics, checkpoints,
-curve.png and summary.json."""
+curve.png, video.gif and summary.json."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,6 +210,31 @@ def _export(argv: Argv) -> int:
     return 0
 
 
+def _watch(argv: Argv) -> int:
+    parser = Parser(
+        "watch",
+        "Play with the best parameters of a run, or of an exported folder, and write what there is to see: a "
+        "film, and a page to step through with every agent's probabilities and what its memory weighs.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or one that `sable export` wrote")
+    parser.add_count("--episodes", "episodes to show (default: 1)")
+    parser.add_count("--seed", "seed of the episodes, as in `sable evaluate` (default: a fixed one)")
+    parser.add_argument("--greedy", action="store_true", help="the most probable actions, not sampled ones")
+    parser.add_count("--run-seed", "which of the run's seeds plays (default: the best)")
+    parser.add_argument(
+        "--format",
+        dest="formats",
+        nargs="+",
+        metavar="FORMAT",
+        help="gif, mp4 (needs sable[video]), html, or several (default: gif html)",
+    )
+    parser.add_argument("-o", "--out", metavar="FOLDER", help="folder to write to (default: RUN/watch)")
+    given = parse(parser, argv)
+    for path in sable.watch(given.pop("run"), quiet=False, **given):
+        print(path)
+    return 0
+
+
 def _report(argv: Argv) -> int:
     parser = Parser(
         "report",
@@ -242,6 +268,7 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "benchmark": _benchmark,
     "report": _report,
     "tune": _tune,
+    "watch": _watch,
     "export": _export,
 }
 

@@ -42,6 +42,8 @@ class RunConfig:
     """Make GPU runs bit-exact (slower); CPU runs always are."""
     devices: int = 1
     """Devices that share seeds and environments; all (or 0): as many as there are."""
+    video: bool = True
+    """Leave a short film of the trained team, video.gif, in the run's folder."""
     label: str = ""
     """What reports call the run's system; none: its name with what is switched on or off."""
 

@@ -41,10 +41,13 @@ class Memory:
 class Policy:
     """A trained team. `act` keeps the memory inside; `step` is handed it and hands it back."""
 
-    def __init__(self, run: RunConfig, config: SystemConfig, spec: EnvSpec, params: PyTree):
+    def __init__(
+        self, run: RunConfig, config: SystemConfig, spec: EnvSpec, params: PyTree, seed: int | None = None
+    ):
         self.run, self.config, self.spec = run, config, spec
+        self.seed = seed  # which of the run's seeds it is
         self.params = jax.tree.map(jnp.asarray, params)  # on the device, once
-        self._system = systems.make(run.system, spec, config)
+        self.system = systems.make(run.system, spec, config)
         self._steps = {greedy: jax.jit(partial(self._decide, greedy=greedy)) for greedy in (False, True)}
         self._memory: Memory | None = None
 
@@ -98,7 +101,7 @@ class Policy:
         if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
             raise SableError(f"batch={batch!r}: expected a whole number of at least 1")
         return Memory(
-            remembered=self._system.initial_memory(batch),
+            remembered=self.system.initial_memory(batch),
             time=jnp.zeros(batch, jnp.int32),
             key=jax.random.key(seed),
         )
@@ -109,7 +112,7 @@ class Policy:
         # Only critics look at the global state, and nobody asks for values here.
         size = self.spec.state_size
         state = jnp.zeros((view.shape[0], size)) if size else ()
-        decision = self._system.exploit(
+        decision = self.system.exploit(
             params,
             Observation(view=view, legal=legal, time=time, state=state),
             tree.reset(memory.remembered, first),
@@ -125,7 +128,7 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     """
     directory = Path(path).expanduser()
     if not (directory / ABOUT).is_file():
-        return _of_run(runs.find(directory), seed)[0]
+        return _of_run(runs.find(directory), seed)
     about = _read(directory / ABOUT)
     try:
         run, config = settings.from_dict(about["settings"])
@@ -136,7 +139,7 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
         raise SableError(f"{directory / ABOUT} is damaged: {error}") from None
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
-    return Policy(run, config, spec, _nested(params))
+    return Policy(run, config, spec, _nested(params), about.get("seed"))
 
 
 def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
@@ -145,7 +148,7 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
     ours = not folder.exists() or (folder / ABOUT).is_file()
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
-    policy, chosen = _of_run(directory, seed)
+    policy = _of_run(directory, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
@@ -155,19 +158,19 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
             "format": FORMAT,
             "settings": settings.to_dict(policy.run, policy.config),
             "spec": dataclasses.asdict(policy.spec),
-            "seed": chosen,
+            "seed": policy.seed,
             "weights": checkpoint.sha256(folder / WEIGHTS),
             "versions": runs.read_meta(directory).get("versions", {}),
         }
-        write_atomically(folder / "README.md", _card(policy, chosen, directory).encode())
+        write_atomically(folder / "README.md", _card(policy, directory).encode())
         runs.write_json(folder / ABOUT, about)  # last: what has it is whole
     except OSError as error:
         raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
     return folder
 
 
-def _of_run(directory: Path, seed: int | None) -> tuple[Policy, int]:
-    """A run's policy, and the seed it is of."""
+def _of_run(directory: Path, seed: int | None) -> Policy:
+    """A run's policy."""
     run, config = runs.read_config(directory)
     arrays = checkpoint.read(directory, "best.")
     if seed is not None and seed not in run.seeds:
@@ -180,7 +183,7 @@ def _of_run(directory: Path, seed: int | None) -> tuple[Policy, int]:
     index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(ranks))
     prefix = "best.params."
     params = {name.removeprefix(prefix): x[index] for name, x in arrays.items() if name.startswith(prefix)}
-    return Policy(run, config, _spec(directory, run), _nested(params)), run.seeds[index]
+    return Policy(run, config, _spec(directory, run), _nested(params), run.seeds[index])
 
 
 def _spec(directory: Path, run: RunConfig) -> EnvSpec:
@@ -215,7 +218,7 @@ def _checked(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> 
     return array.astype(kind)
 
 
-def _card(policy: Policy, seed: int, directory: Path) -> str:
+def _card(policy: Policy, directory: Path) -> str:
     """A model card in Markdown."""
     summary, spec = _read(directory / "summary.json"), policy.spec
     actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
@@ -226,7 +229,7 @@ def _card(policy: Policy, seed: int, directory: Path) -> str:
     return f"""# {policy.run.system} on {policy.run.task}
 
 A team of {spec.num_agents} agents, each seeing {spec.view_size} numbers and choosing {actions}. Trained by
-sable for {policy.run.total_steps:,} environment steps; this is seed {seed} of {seeds}.
+sable for {policy.run.total_steps:,} environment steps; this is seed {policy.seed} of {seeds}.
 
 Return of the best parameters on {policy.run.absolute_episodes} fresh episodes, by seed: {returns}.
 

@@ -145,7 +145,7 @@ def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
         raise SableError(
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
-    data = data | {"run": {"devices": 1} | data["run"]}  # which runs of before it do not say
+    data = data | {"run": {"devices": 1, "video": True} | data["run"]}  # which runs of before them do not say
     system_class = system_config(data["run"].get("system"))
     for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
         refuse_unknown(fields, cls, "in this configuration")

@@ -19,7 +19,7 @@ from sable.experiments.board import Board, Status
 
 SMALL = "num-envs=4:rollout-length=4:policy-layers=[8]:critic-layers=[8]"
 SYSTEMS = [f"ippo:{SMALL}", f"ippo:{SMALL}:clip-eps=0.1"]
-FIELDS = {"num_seeds": 2, "evaluation_episodes": 4, "absolute_episodes": 4}
+FIELDS = {"num_seeds": 2, "evaluation_episodes": 4, "absolute_episodes": 4, "video": False}
 
 
 def labels(*wanted: str, systems: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -141,10 +141,9 @@ def grid(tmp_path_factory) -> list[str]:
 
 
 def arguments(out: Path, **fields) -> list[str]:
-    flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in (FIELDS | fields | {"out": out}).items()
-    ]
-    return ["probe/bandit", "--systems", *SYSTEMS, *flags]
+    given = {name: value for name, value in (FIELDS | fields | {"out": out}).items() if name != "video"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return ["probe/bandit", "--systems", *SYSTEMS, "--no-video", *flags]
 
 
 def start(argv: list[str]) -> subprocess.Popen:

@@ -1,37 +1,16 @@
 """The page in a real browser, opened from disk with no network: drawn, read, zoomed, at any width."""
 
-import contextlib
 import json
-import os
 import re
-import shutil
-import typing as tp
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from sable.experiments import report
 
 TASKS = ("lbf/8x8-2p-2f-coop", "lbf/15x15-4p-5f", "rware/tiny-2ag")
 SYSTEMS = ("sable", "sable no memory", "sable (best)", "mappo", "ippo")
-# Chromium as root in a container, with nothing of its own to say to anyone.
-FLAGS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync")
-FLAGS += ("disable-background-networking", "disable-component-update", "disable-dev-shm-usage")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if not found:
-        pytest.fail(
-            "no Chromium: install it (Debian: apt-get install chromium) or name it with CHROMIUM=path"
-        )
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=[f"--{flag}" for flag in FLAGS])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -57,31 +36,10 @@ NASTY = "</script><img src=x onerror=alert(1)>&amp; @data@ $x_1$"
 
 
 @pytest.fixture
-def page(browser: Browser, written: Path):
+def page(opened, written: Path):
     """The page on a laptop's screen; at the end, nothing was complained of and nothing asked for."""
-    with opened(browser, written, width=1280) as page:
+    with opened(written, width=1280) as page:
         yield page
-
-
-@contextlib.contextmanager
-def opened(browser: Browser, path: Path, *, width: int, scheme: tp.Literal["light", "dark"] = "light"):
-    context = browser.new_context(
-        offline=True,
-        viewport={"width": width, "height": 900},
-        color_scheme=scheme,
-        has_touch=width < 500,
-    )
-    context.set_default_timeout(5000)
-    page = context.new_page()
-    said, asked = [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
-    yield page
-    assert said == [] and set(asked) == {path.as_uri()}
-    context.close()
 
 
 def chart(page: Page, title: str, *, suite: str = "lbf"):
@@ -231,8 +189,8 @@ def test_our_figures_stand_beside_the_papers(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_theme_is_the_systems_until_it_is_chosen(browser, written, scheme):
-    with opened(browser, written, width=1280, scheme=scheme) as page:
+def test_the_theme_is_the_systems_until_it_is_chosen(opened, written, scheme):
+    with opened(written, width=1280, scheme=scheme) as page:
         colour = "getComputedStyle(document.body).backgroundColor"
         light, dark = "rgb(253, 252, 250)", "rgb(19, 20, 22)"
         own, other = (light, dark) if scheme == "light" else (dark, light)
@@ -246,8 +204,8 @@ def test_the_theme_is_the_systems_until_it_is_chosen(browser, written, scheme):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_sticks_out_of_the_screen(browser, written, width):
-    with opened(browser, written, width=width) as page:
+def test_nothing_sticks_out_of_the_screen(opened, written, width):
+    with opened(written, width=width) as page:
         for title in ("Normalised score", "Sample efficiency", "15x15-4p-5f"):
             chart(page, title)
         figure = chart(page, "15x15-4p-5f")

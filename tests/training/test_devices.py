@@ -231,6 +231,7 @@ def test_two_processes_train_one_run(simulated, tmp_path):
     assert summary["absolute_return"] == pytest.approx(alone["absolute"], rel=1e-5)
     assert json.loads((directory / "meta.json").read_text())["device"]["count"] == 2
     assert len(sable.evaluate(directory, episodes=4)["return"]) == 1
+    assert (directory / "video.gif").read_bytes().startswith(b"GIF89a")
 
     again = ended(start("probe/continuous", *FLAGS, "--devices", "all", "--out", tmp_path, "--name", "r"))
     assert [code for code, _, _ in again] == [2, 2], "what the first refuses, all refuse"
@@ -241,7 +242,7 @@ def test_two_processes_train_one_run(simulated, tmp_path):
 def test_two_processes_stop_together_and_go_on_together_or_alone(tmp_path):
     """A signal to the second one; Sable, whose gradients then cross between the processes."""
     sizes = ["--seeds", "3", "--num-envs", "4", "--rollout-length", "4", "--num-epochs", "1"]
-    sizes += ["--embed-dim", "8", "--evaluation-episodes", "4", "--absolute-episodes", "8"]
+    sizes += ["--embed-dim", "8", "--evaluation-episodes", "4", "--absolute-episodes", "8", "--no-video"]
     budget = ["--total-steps", "16000", "--num-evaluations", "20"]
     started = start("probe/recall", *sizes, *budget, "--devices", "all", "--out", tmp_path, "--name", "r")
     directory = tmp_path / "probe" / "recall" / "sable" / "r"

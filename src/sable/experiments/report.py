@@ -21,6 +21,7 @@ from sable.training.logging import write_atomically
 
 _SCRIPTS = (
     "svg.js",
+    "theme.js",
     "chart.js",
     "lines.js",
     "intervals.js",

@@ -3,7 +3,7 @@
 config.json    what was asked for           metrics.jsonl  one object per seed and evaluation
 meta.json      where and with what it ran   checkpoints/   the whole run state
 spec.json      what its environment is like
-summary.json   what came out                curve.png, tensorboard/, marl_eval.json
+summary.json   what came out                curve.png, video.gif, tensorboard/, marl_eval.json
 """
 
 import contextlib

@@ -31,6 +31,9 @@ FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 Watch = tp.Callable[[int, list[float]], bool]
 """(environment steps, return of every seed) after an evaluation -> whether to stop."""
 
+OTHER_EPISODES = 2**31 - 1
+"""The seed of the episodes of `evaluate` where none is given."""
+
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
 
@@ -182,7 +185,7 @@ def evaluate(
             f"{directory} was stopped before its first evaluation: it has no best parameters yet"
         )
     params = state.best.params
-    keys = jax.random.split(jax.random.key(2**31 - 1 if seed is None else seed), len(run.seeds))
+    keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), len(run.seeds))
     measure = Compiler(run)(
         jax.vmap(lambda params, key: play(env, system, params, key, episodes)), params, keys
     )
