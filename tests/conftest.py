@@ -57,6 +57,23 @@ def no_films(request):
         yield
 
 
+@pytest.fixture
+def triton_modules(monkeypatch):
+    """The Triton modules that are lowered, each verified: as much as a machine without a GPU can tell."""
+    from jax._src.pallas.triton import lowering
+
+    modules = []
+
+    def lower(*args, real=lowering.lower_jaxpr_to_triton_module, **named):
+        result = real(*args, **named)
+        result.module.operation.verify()
+        modules.append(result)
+        return result
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", lower)
+    return modules
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Each compiled program maps memory, and a process may hold only so many maps: compiling aborts there."""

@@ -22,7 +22,7 @@ from sable.ops import retention
 
 EPSILON = 1e-6
 LARGEST_CHUNK = 64
-PROGRAMS, TOKENS = 512, 128
+PROGRAMS, TOKENS = 256, 128
 """Programs enough for a GPU, and tokens enough for a program: sequences are cut accordingly."""
 
 
@@ -57,6 +57,7 @@ def chosen(head: int) -> bool:
     return jax.default_backend() == "gpu" and supported(head)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gated(
     num_agents: int,
     causal: bool,
@@ -68,20 +69,53 @@ def gated(
     first: Array,  # [B, T]
 ) -> tuple[Array, Array]:
     """(swish(gate) * norm(retention) [B, T N, E], the memory after the last timestep)."""
-    (num_envs, num_steps), num_heads = first.shape, memory.shape[1]
-    settled = not causal and num_agents > LARGEST_CHUNK
-    num: int = num_steps if settled else num_segments(num_envs * num_heads, num_steps, num_agents)
-    first = first.reshape(num_envs, num, -1)
-    episode = jnp.cumsum(first.astype(jnp.int32), axis=-1)
-    rate = jnp.log2(kappa)
-    if num == 1 and not settled:
-        return tp.cast(tuple, _gated(num_agents, causal, sources, memory, scale, bias, rate, episode[:, 0]))
-    # Segments side by side: what each adds to the memory, and so what each begins with, is found beforehand.
-    before, ends = _between(num_agents, sources[-1], memory, kappa, first, episode)
-    sources = tuple(x.reshape(num_envs * num, -1, x.shape[-1]) for x in sources)
-    known, episode = (x.reshape(-1, *x.shape[2:]) for x in (ends if settled else before, episode))
-    out, _ = tp.cast(tuple, _gated(num_agents, causal, sources, known, scale, bias, rate, episode))
-    return out.reshape(num_envs, -1, out.shape[-1]), ends[:, -1]
+    return _forward(num_agents, causal, sources, memory, scale, bias, kappa, first)[0]
+
+
+def _forward(num_agents, causal, sources, memory, scale, bias, kappa, first):
+    cut = _Cut(num_agents, causal, memory, kappa, first)
+    sizes, episode = cut.sizes(sources), cut.episode
+    parts, before, after = tuple(map(cut.parts, sources)), memory, None
+    if cut.num > 1 or sizes.settled:
+        # What each segment adds to the memory, and so what each begins with, is found beforehand.
+        added = cut.call(
+            _memory_kernel, sizes, "retention_memory", (parts[-1], cut.rate, episode), [cut.states]
+        )
+        before, ends, after = cut.thread(memory, added[0])
+        before = ends if sizes.settled else before
+    out = jax.ShapeDtypeStruct((*parts[0].shape[:2], scale.shape[0]), sources[0].dtype)
+    given = (*parts, before, scale, bias, cut.rate, episode)
+    y, recalled, last = cut.call(_forward_kernel, sizes, "retention", given, [out, out, cut.states])
+    result = y.reshape(*sources[0].shape[:2], -1), last if after is None else after
+    return result, (sources, before, recalled, scale, bias, kappa, first, memory)
+
+
+def _backward(num_agents, causal, residuals, cotangents):
+    sources, before, recalled, scale, bias, kappa, first, memory = residuals
+    dy, dafter = cotangents
+    cut = _Cut(num_agents, causal, memory, kappa, first)
+    sizes, episode = cut.sizes(sources), cut.episode
+    parts, rate = tuple(map(cut.parts, sources)), cut.rate
+    norm = jax.ShapeDtypeStruct((*cut.states.shape[:2], 2, sizes.head), jnp.float32)
+    given = (parts[-1], before, scale, bias, rate, episode, recalled, cut.parts(dy))
+    shapes = [*map(_like, parts), _like(recalled), norm]
+    *dparts, dout, dnorm = cut.call(_queries_kernel, sizes, "retention_queries", given, shapes)
+    dends, dmemory = dafter, None
+    if cut.num > 1 or sizes.settled:
+        # What is recalled pulls at the memory each segment began with, and so at those before.
+        pulls = cut.call(_pull_kernel, sizes, "retention_pull", (parts[0], rate, episode, dout), [cut.states])
+        dends, dmemory = cut.thread_back(dafter, pulls[0], sizes.settled)
+    # Keys and values go beside the gates, into the same array.
+    given = (*parts, rate, episode, dout, dends, dparts[-1])
+    shapes, aliases = [_like(dparts[-1]), cut.states], {len(given) - 1: 0}
+    dparts[-1], dstart = cut.call(_keys_kernel, sizes, "retention_keys", given, shapes, aliases)
+    dmemory = dstart if dmemory is None else dmemory
+    dscale, dbias = dnorm.sum(axis=0).swapaxes(0, 1).reshape(2, -1)
+    dsources = tuple(d.reshape(x.shape) for d, x in zip(dparts, sources, strict=True))
+    return dsources, dmemory, dscale.astype(scale.dtype), dbias.astype(bias.dtype), None, None
+
+
+gated.defvjp(_forward, _backward)
 
 
 def num_segments(num_rows: int, num_steps: int, num_agents: int) -> int:
@@ -94,68 +128,119 @@ def num_segments(num_rows: int, num_steps: int, num_agents: int) -> int:
     return next((n for n in enough if n * num_rows >= PROGRAMS), enough[-1])
 
 
-def _between(num_agents, source, memory, kappa, first, episode):
-    """Memories before and after segments, [B, S, H, d, d] each."""
-    num_envs, num, length = first.shape
-    num_heads, head = memory.shape[1:3]
-    keys, values = (
-        x.reshape(num_envs, num, length * num_agents, num_heads, head)
-        for x in jnp.split(source, source.shape[-1] // (num_heads * head), axis=-1)[-3:-1]
-    )
-    kept = kappa ** (length - 1 - jnp.arange(length))[:, None] * (episode == episode[..., -1:])[..., None]
-    kept = jnp.repeat(kept, num_agents, axis=2)[..., None].astype(keys.dtype)
-    added = jnp.einsum("bsnhi,bsnhj->sbhij", keys * kept, values, preferred_element_type=jnp.float32)
-    before, last = retention.thread(memory, first.any(axis=-1).T, kappa**length, added)
-    before = before.swapaxes(0, 1)
-    return before, jnp.concatenate([before[:, 1:], last[:, None]], axis=1)
+class _Cut:
+    """Sequences cut into segments, side by side as if they were environments."""
+
+    def __init__(self, num_agents, causal, memory, kappa, first):
+        (num_envs, num_steps), num_heads = first.shape, memory.shape[1]
+        self.num_agents, self.causal, self.head = num_agents, causal, memory.shape[-1]
+        self.settled = not causal and num_agents > LARGEST_CHUNK
+        self.num = num_steps if self.settled else num_segments(num_envs * num_heads, num_steps, num_agents)
+        self.first = first.reshape(num_envs, self.num, -1)
+        self.episode = jnp.cumsum(self.first.astype(jnp.int32), axis=-1).reshape(num_envs * self.num, -1)
+        self.rate, self.over = jnp.log2(kappa), kappa ** (num_steps // self.num)
+        self.states = jax.ShapeDtypeStruct((num_envs * self.num, *memory.shape[1:]), jnp.float32)
+
+    def parts(self, x):
+        return x.reshape(self.states.shape[0], -1, x.shape[-1])
+
+    def sizes(self, sources) -> Sizes:
+        width = self.states.shape[1] * self.head
+        start = width * (len(sources) == 1)
+        rows = 32 if self.causal or 32 % self.num_agents == 0 else LARGEST_CHUNK
+        return Sizes(
+            num_tokens=sources[0].shape[1] // self.num,
+            num_agents=self.num_agents,
+            head=self.head,
+            rows=rows,
+            step=rows if self.causal or self.settled else rows // self.num_agents * self.num_agents,
+            causal=self.causal,
+            settled=self.settled,
+            columns=(start, start + width, start + 2 * width),
+        )
+
+    def thread(self, memory, added):
+        """(memories before, and after, segments, as environments; after the last)."""
+        before, last = retention.thread(memory, self._opened(), self.over, self._by_segment(added))
+        return self._flat(before), self._flat(jnp.concatenate([before[1:], last[None]])), last
+
+    def thread_back(self, dafter, pulls, settled):
+        """(gradients of memories after segments, as environments; of the memory before the first)."""
+        opened, pulls = self._opened(), self._by_segment(pulls)
+        if settled:  # a segment recalls what it leaves, not what it finds
+            opened = jnp.roll(opened, -1, axis=0)
+            pulls = pulls.at[-1].add(dafter)
+            dafter = jnp.zeros_like(dafter)
+        later, earliest = retention.thread(dafter, opened[::-1], self.over, pulls[::-1])
+        if not settled:
+            return self._flat(later[::-1]), earliest
+        own = jnp.concatenate([later[1:], earliest[None]])[::-1]
+        return self._flat(own), retention.past(own[0], self.over, self._opened()[0])
+
+    def _opened(self):
+        return self.first.any(axis=-1).T
+
+    def _by_segment(self, x):
+        return x.reshape(-1, self.num, *x.shape[1:]).swapaxes(0, 1)
+
+    def _flat(self, x):
+        return x.swapaxes(0, 1).reshape(self.states.shape)
+
+    def call(self, kernel, sizes, name, given, out_shape, aliases=None):
+        """A program for every segment and head."""
+        interpret = jax.default_backend() != "gpu"
+        return pl.pallas_call(
+            functools.partial(kernel, sizes),
+            grid=self.states.shape[:2],
+            in_specs=[*map(_spec, given)],
+            out_specs=[*map(_spec, out_shape)],
+            out_shape=out_shape,
+            input_output_aliases=aliases or {},
+            interpret=interpret,
+            compiler_params=None
+            if interpret
+            else triton.CompilerParams(num_warps=_warps(sizes), num_stages=1),
+            name=name,
+        )(*given)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gated(num_agents, causal, sources, memory, scale, bias, rate, episode):
-    """`gated` with programs for environments and heads; rates [H] are log2 of decays, `episode` [B, T] counts
-    how many have opened by a timestep."""
-    return _forward(num_agents, causal, sources, memory, scale, bias, rate, episode)[0]
+def _warps(sizes: Sizes) -> int:
+    return 4 if sizes.head <= 64 else 8
 
 
-def _forward(num_agents, causal, sources, memory, scale, bias, rate, episode):
-    sizes = _sizes(sources, memory, num_agents, causal)
-    out = jax.ShapeDtypeStruct((*sources[0].shape[:2], scale.shape[0]), sources[0].dtype)
-    given = (*sources, memory, scale, bias, rate, episode)
-    y, recalled, after = _call(_forward_kernel, sizes, "retention", memory, given, [out, out, _like(memory)])
-    return (y, after), (given, recalled)
+def _spec(x) -> pl.BlockSpec:
+    """What a program is given: all of a vector, its own head of a state, else its own segment."""
+    if len(x.shape) < 2:
+        return pl.BlockSpec(x.shape, lambda b, h: (0,) * len(x.shape))
+    if len(x.shape) == 4:
+        return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, h: (b, h, 0, 0))
+    return pl.BlockSpec((None, *x.shape[1:]), lambda b, h: (b,) + (0,) * (len(x.shape) - 1))
 
 
-def _backward(num_agents, causal, residuals, cotangents):
-    given, recalled = residuals
-    *sources, memory, scale, bias, rate, episode = given
-    sizes = _sizes(sources, memory, num_agents, causal)
-    dy, dafter = cotangents
-    num_envs, num_heads, head, _ = memory.shape
-    norm = jax.ShapeDtypeStruct((num_envs, num_heads, 2, head), jnp.float32)
-    *dsources, dout, dnorm = _call(
-        _queries_kernel,
-        sizes,
-        "retention_queries",
-        memory,
-        (sources[-1], *given[-5:], recalled, dy),
-        [*map(_like, sources), _like(dy), norm],
-    )
-    # Keys and values go beside the gates, into the same array.
-    inputs = (*sources, rate, episode, dout, dafter, dsources[-1])
-    dsources[-1], dmemory = _call(
-        _keys_kernel,
-        sizes,
-        "retention_keys",
-        memory,
-        inputs,
-        [_like(dsources[-1]), _like(memory)],
-        aliases={len(inputs) - 1: 0},
-    )
-    dscale, dbias = dnorm.sum(axis=0).swapaxes(0, 1).reshape(2, -1)
-    return tuple(dsources), dmemory, dscale.astype(scale.dtype), dbias.astype(bias.dtype), None, None
+def _memory_kernel(sizes, source, rate, episode, memory):
+    """What a segment adds to the memory."""
+    cols, rate = _columns(sizes), rate[pl.program_id(1)]
+
+    def chunk(c, past):
+        rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
+        k, v = (rows.load(source, cols, at) for at in sizes.columns[:2])
+        return _remember(k, v, past, decays)
+
+    zeros = jnp.zeros((sizes.head, sizes.head), jnp.float32)
+    memory[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, zeros)
 
 
-_gated.defvjp(_forward, _backward)
+def _pull_kernel(sizes, source, rate, episode, dout, dmemory):
+    """The gradient of the memory that a segment is given, from what it recalls of it."""
+    cols, rate = _columns(sizes), rate[pl.program_id(1)]
+
+    def chunk(back, dpast):
+        c = sizes.num_chunks - 1 - back
+        rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
+        return _pull(rows.load(source, cols), rows.load(dout, cols), dpast, decays, sizes)
+
+    zeros = jnp.zeros((sizes.head, sizes.head), jnp.float32)
+    dmemory[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, zeros)
 
 
 def _forward_kernel(sizes, *refs):
@@ -224,16 +309,15 @@ def _keys_kernel(sizes, *refs):
         c = sizes.num_chunks - 1 - back
         rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
         q, error = rows.load(sources[0], cols), rows.load(dout, cols)
-        if sizes.settled:
-            for at in sizes.columns[:2]:
-                rows.store(dsource, cols, jnp.zeros((sizes.rows, sizes.head), jnp.float32), at)
-            return dpast + _dot(q.T, error)
         k, v = (rows.load(sources[-1], cols, at) for at in sizes.columns[:2])
-        dv = _dot((_dot(q, k.T) * decays.within).T, error) + _dot(k, dpast) * decays.kept[:, None]
-        dk = _dot((_dot(error, v.T) * decays.within).T, q) + _dot(v, dpast.T) * decays.kept[:, None]
+        dk, dv = _dot(v, dpast.T), _dot(k, dpast)
+        if not sizes.settled:
+            dk = _dot((_dot(error, v.T) * decays.within).T, q) + dk * decays.kept[:, None]
+            dv = _dot((_dot(q, k.T) * decays.within).T, error) + dv * decays.kept[:, None]
+            dpast = _pull(q, error, dpast, decays, sizes)
         rows.store(dsource, cols, dk, sizes.columns[0])
         rows.store(dsource, cols, dv, sizes.columns[1])
-        return dpast * decays.over + _dot((q * decays.since[:, None]).T, error)
+        return dpast
 
     dmemory[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, dafter[...])
 
@@ -289,6 +373,13 @@ def _remember(k, v, past, decays):
     return past * decays.over + _dot((k * decays.kept[:, None]).T, v)
 
 
+def _pull(q, error, dpast, decays, sizes):
+    """The gradient of the memory before a chunk, from that after it and what the chunk recalls."""
+    if sizes.settled:
+        return dpast + _dot(q.T, error)
+    return dpast * decays.over + _dot((q * decays.since[:, None]).T, error)
+
+
 def _normal(x):
     """(x normalised over channels, what it was multiplied with)."""
     x = x - x.mean(axis=1, keepdims=True)
@@ -305,43 +396,6 @@ def _dot(a, b):
 def _columns(sizes):
     """The channels of this program's head."""
     return pl.ds(pl.program_id(1) * sizes.head, sizes.head)
-
-
-def _sizes(sources, memory, num_agents, causal) -> Sizes:
-    num_tokens, head = sources[0].shape[1], memory.shape[-1]
-    width = memory.shape[1] * head
-    first = width * (len(sources) == 1)
-    settled = not causal and num_agents > LARGEST_CHUNK
-    rows = 32 if causal or 32 % num_agents == 0 else LARGEST_CHUNK
-    step = rows if causal or settled else rows // num_agents * num_agents
-    columns = (first, first + width, first + 2 * width)
-    return Sizes(num_tokens, num_agents, head, rows, step, causal, settled, columns)
-
-
-def _call(kernel, sizes, name, memory, given, out_shape, aliases=None):
-    """A program for every environment and head."""
-    num_envs, num_heads = memory.shape[:2]
-
-    def spec(x):
-        if len(x.shape) < 2:
-            return pl.BlockSpec(x.shape, lambda b, h: (0,) * len(x.shape))
-        if len(x.shape) == 4:  # by head
-            return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, h: (b, h, 0, 0))
-        return pl.BlockSpec((None, *x.shape[1:]), lambda b, h: (b,) + (0,) * (len(x.shape) - 1))
-
-    interpret = jax.default_backend() != "gpu"
-    warps = 4 if sizes.head <= 64 else 8
-    return pl.pallas_call(
-        functools.partial(kernel, sizes),
-        grid=(num_envs, num_heads),
-        in_specs=[spec(x) for x in given],
-        out_specs=[spec(x) for x in out_shape],
-        out_shape=out_shape,
-        input_output_aliases=aliases or {},
-        interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=1),
-        name=name,
-    )(*given)
 
 
 def _like(x: Array) -> jax.ShapeDtypeStruct:

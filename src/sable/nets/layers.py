@@ -20,13 +20,14 @@ def _broadcast(x: Float[Array, " E"], shape: tuple[int, ...]) -> Float[Array, "*
 
 def _spread_backward(shape: tuple[int, ...], _: None, gradient: Array) -> tuple[Array]:
     gradient = gradient.reshape(-1, shape[-1])
-    ones = jnp.ones((1, gradient.shape[0]), gradient.dtype)
-    return (jnp.dot(ones, gradient, preferred_element_type=jnp.float32)[0].astype(gradient.dtype),)
+    if jax.default_backend() == "gpu":
+        return (gradient.astype(jnp.float32).sum(0).astype(gradient.dtype),)
+    return ((jnp.ones((1, gradient.shape[0]), gradient.dtype) @ gradient)[0],)
 
 
 spread = jax.custom_vjp(_broadcast, nondiff_argnums=(1,))
 """(x [E], shape [.., E]) -> `x` for every token. Its gradient, a sum over tokens, is taken as a matrix
-product: XLA's CPU reductions over leading axes are several times slower."""
+product on a CPU, where XLA's reductions over leading axes are several times slower."""
 spread.defvjp(lambda x, shape: (_broadcast(x, shape), None), _spread_backward)
 
 

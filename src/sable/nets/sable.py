@@ -151,10 +151,10 @@ class Sable(nn.Module):
         view, legal, time, action = (x.swapaxes(0, 1) for x in (view, legal, time, action))
         dtype = jnp.dtype(self.config.compute)
         clock, pasts = self.clock(time)[..., None, :].astype(dtype), self._pasts(memory)
-        x = self.embed_view(view, ids).astype(dtype)
+        x = self.embed_view(view, ids, dtype)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
-        encoded, x = x, self.embed_action(previous_tokens(self.spec, action)).astype(dtype)
+        encoded, x = x, self.embed_action(previous_tokens(self.spec, action), dtype)
         for block, past in zip(self.decoder, pasts, strict=True):
             x = block.sequence(
                 x, encoded, clock, past and past.decoder_self, past and past.decoder_cross, first

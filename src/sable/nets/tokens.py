@@ -1,5 +1,7 @@
 """How sequences of agents are told what was seen and done: what Sable and MAT share."""
 
+import typing as tp
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -27,10 +29,13 @@ class ViewEmbedding(nn.Module):
         if self.num_agents:
             self.agent = AgentEmbedding(self.num_agents)
 
-    def __call__(self, view: Float[Array, "*b N F"], ids: Int[Array, " N"]) -> Float[Array, "*b N E"]:
-        """The views' embeddings, agents in the order of `ids`."""
+    def __call__(
+        self, view: Float[Array, "*b N F"], ids: Int[Array, " N"], dtype: tp.Any = jnp.float32
+    ) -> Float[Array, "*b N E"]:
+        """The views' embeddings, agents in the order of `ids`; past the norm computed with `dtype`."""
         constants = jnp.broadcast_to(jnp.array([1.0, -1.0]), (*view.shape[:-1], 2))
-        x = self.projection(self.norm(jnp.concatenate([view, constants], axis=-1)))
+        x = self.norm(jnp.concatenate([view, constants], axis=-1))
+        x = self.projection(x.astype(dtype))
         return nn.gelu(self.agent(x, ids) if self.num_agents else x)
 
 
@@ -45,10 +50,10 @@ class ActionEmbedding(nn.Module):
         self.projection = dense(self.width, bias=not self.spec.discrete)
         self.norm = RMSNorm()
 
-    def __call__(self, token: Array) -> Float[Array, "*b E"]:
+    def __call__(self, token: Array, dtype: tp.Any = jnp.float32) -> Float[Array, "*b E"]:
         if self.spec.discrete:
             token = nn.one_hot(token, self.spec.num_actions + 1)
-        return self.norm(nn.gelu(self.projection(token)))
+        return self.norm(nn.gelu(self.projection(token.astype(dtype))))
 
 
 class PolicyHead(nn.Module):

@@ -21,8 +21,9 @@ from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
 
 Net = Sable | MAT
-LARGE_TEAM = 64
-"""Agents beyond which deciding at once beats deciding in turn, even in one kernel."""
+SMALL_TEAM, SMALL_NETWORK = 64, 64**2
+"""Up to how many agents, and how many blocks times squared width, a kernel that decides in turn beats
+deciding at once: beyond, its weights leave the cache."""
 
 
 def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int) -> ppo.Policy:
@@ -82,12 +83,13 @@ def act(
 def decoding(net: Sable) -> str:
     """How a network's teams decide; benchmarks/README.md has the measurements behind it."""
     config, spec = net.config, net.spec
-    if config.decoding != "auto" or jax.default_backend() != "gpu":
-        return "scan" if config.decoding == "auto" else config.decoding
-    if spec.num_agents > LARGE_TEAM:
-        return "parallel"
+    if config.decoding != "auto":
+        return config.decoding
+    if jax.default_backend() != "gpu":
+        return "scan"
+    small = config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK and spec.num_agents <= SMALL_TEAM
     fits = spec.discrete and kernel.supported(config.embed_dim, config.num_heads)
-    return "kernel" if fits else "scan"
+    return "kernel" if small and fits else "parallel"
 
 
 def decode_in_turn(

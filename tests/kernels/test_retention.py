@@ -1,0 +1,131 @@
+"""The GPU kernels of retention, interpreted: outputs, memory and gradients are those of the definition."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sable.kernels import retention as kernel
+from sable.nets.retention import MultiScaleRetention
+from sable.ops import retention
+
+
+def defined(num_agents, causal, sources, memory, scale, bias, kappa, first):
+    """The layer's core by `recurrent`, the norm and the gate as they are defined."""
+    num_heads, head = memory.shape[1:3]
+    parts = jnp.split(jnp.concatenate(sources, axis=-1), 4, axis=-1)
+    num_envs, num_tokens, width = parts[0].shape
+    shape = (num_envs, num_tokens // num_agents, num_agents, num_heads, head)
+    q, k, v = (x.reshape(shape).swapaxes(0, 1) for x in parts[:3])
+    out, after = retention.recurrent(q, k, v, memory, kappa, first.T, causal=causal)
+    out = out.swapaxes(0, 1)
+    out = (out - out.mean(-1, keepdims=True)) / jnp.sqrt(out.var(-1, keepdims=True) + 1e-6)
+    return jax.nn.silu(parts[3]) * (out.reshape(num_envs, num_tokens, width) * scale + bias), after
+
+
+def everything(form, cross, given):
+    """Output, memory after, and the gradients of an uneven sum of both."""
+
+    def total(sources, memory, scale, bias, kappa, first):
+        out, after = form(sources, memory, scale, bias, kappa, first)
+        weights = [jnp.cos(jnp.arange(x.size)).reshape(x.shape) for x in (out, after)]
+        return (weights[0] * out).sum() + (weights[1] * after).sum(), (out, after)
+
+    (_, found), gradients = jax.jit(jax.value_and_grad(total, (0, 1, 2, 3), has_aux=True))(*given)
+    return found, gradients
+
+
+def make(num_agents, num_steps, num_heads, head, cross, num_envs=2, resets=0.15):
+    keys = jax.random.split(jax.random.key(1), 6)
+    width, num_tokens = num_heads * head, num_agents * num_steps
+    sizes = (width, 3 * width) if cross else (4 * width,)
+    sources = tuple(jax.random.normal(keys[0], (num_envs, num_tokens, size)) for size in sizes)
+    memory = jax.random.normal(keys[1], (num_envs, num_heads, head, head))
+    scale, bias = 1 + 0.1 * jax.random.normal(keys[2], (width,)), 0.1 * jax.random.normal(keys[3], (width,))
+    first = jax.random.bernoulli(keys[4], resets, (num_envs, num_steps))
+    return sources, memory, scale, bias, retention.kappas(num_heads, 0.8), first
+
+
+slow = pytest.mark.slow
+CASES = {
+    "one chunk": (3, 9, 2, 16, True, False),
+    "chunks within timesteps": (5, 14, 2, 16, True, True),
+    "seeing all agents": (3, 23, 1, 16, False, False),
+    "a chunk for each timestep": (33, 3, 1, 16, False, False),
+    "a large team in turn": (70, 4, 1, 16, True, True),
+    "a large team seeing all": (70, 4, 2, 16, False, False),
+}
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "in segments"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if k in (1, 2, 5) else slow) for k, n in enumerate(CASES)]
+)
+def test_the_kernels_are_the_definition(monkeypatch, name, cut):
+    num_agents, num_steps, num_heads, head, causal, cross = CASES[name]
+    monkeypatch.setattr(kernel, "PROGRAMS", 64 if cut else 1)
+    monkeypatch.setattr(kernel, "TOKENS", num_agents)
+    given = make(num_agents, num_steps, num_heads, head, cross)
+    with jax.default_matmul_precision("highest"):
+        truth = everything(partial(defined, num_agents, causal), cross, given)
+        found = everything(partial(kernel.gated, num_agents, causal), cross, given)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+def test_sequences_are_cut_until_programs_are_enough():
+    assert kernel.num_segments(1000, 128, 4) == 1  # there are enough
+    assert kernel.num_segments(64, 128, 32) * 64 == kernel.PROGRAMS
+    assert kernel.num_segments(2, 128, 1024) == 128  # whole timesteps at least
+    assert 128 // kernel.num_segments(1, 128, 4) * 4 >= kernel.TOKENS  # and enough for a program to do
+    assert kernel.num_segments(1, 7, 200) == 7
+
+
+def test_memories_threaded_at_once_are_those_threaded_in_turn():
+    keys = jax.random.split(jax.random.key(0), 3)
+    added, memory = jax.random.normal(keys[0], (7, 2, 3, 4, 4)), jax.random.normal(keys[1], (2, 3, 4, 4))
+    given = memory, jax.random.bernoulli(keys[2], 0.3, (7, 2)), retention.kappas(3, 0.9), added
+    for a, b in zip(retention.thread(*given), retention.thread_at_once(*given), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("memory", "team"), [(True, False), pytest.param(False, False, marks=slow), (True, True)]
+)
+def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, memory, team):
+    """As `sequence`, and as `team`; with a memory and without."""
+    layer = MultiScaleRetention(32, 2, 0.8, causal=True, cross=True)
+    keys = jax.random.split(jax.random.key(1), 5)
+    shape = (2, 5, 32) if team else (2, 4, 5, 32)
+    query, key = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
+    past = jax.random.normal(keys[2], (2, 2, 16, 16)) if memory else ()
+    given = (query, key, past) if team else (query, key, past, jax.random.bernoulli(keys[3], 0.3, (4, 2)))
+    method = layer.team if team else layer.sequence
+    params = layer.init(keys[4], *given, method=method)
+    apply = jax.jit(lambda: layer.apply(params, *given, method=method))
+    truth = apply()
+    monkeypatch.setattr(kernel, "chosen", lambda head: True)
+    jax.clear_caches()
+    for a, b in zip(jax.tree.leaves(apply()), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, dtype):
+    """As far as a machine without one can tell: Triton takes every operation of them, and its types agree.
+    Seeds side by side make other kernels, with an axis more."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for num_agents, causal in ((4, True), (4, False), (128, False)):
+        sources, memory, scale, bias, kappa, first = make(num_agents, 8, 2, 32, cross=causal)
+        sources, scale, bias = jax.tree.map(lambda x: x.astype(dtype), (sources, scale, bias))
+
+        def total(sources, scale, num_agents=num_agents, causal=causal, rest=(memory, bias, kappa, first)):
+            memory, bias, kappa, first = rest
+            out, _ = kernel.gated(num_agents, causal, sources, memory, scale, bias, kappa, first)
+            return out.astype(jnp.float32).sum()
+
+        both = jax.tree.map(lambda x: jnp.stack([x, x]), (sources, scale))
+        jax.jit(jax.vmap(jax.grad(total))).trace(*both).lower(lowering_platforms=("cuda",))
+    assert len(triton_modules) >= 9

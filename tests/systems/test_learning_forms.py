@@ -1,0 +1,48 @@
+"""Learning in slices, and in bfloat16, learns what learning at once in float32 does."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from sable.ops import tree
+from sable.systems import ppo
+from sable.systems import sable as sable_system
+from tests.systems.conftest import play
+
+
+@pytest.mark.parametrize("mode", ["sable", pytest.param("ippo", marks=pytest.mark.slow)])
+def test_a_batch_learnt_slice_by_slice_is_learnt_as_a_whole(monkeypatch, mode):
+    played = play(mode)
+    whole, metrics = played.learn(played.learner, played.rollout, jax.random.key(1))
+    monkeypatch.setattr(ppo, "SLICE", 1)
+    learn = jax.jit(ppo.make(played.policy, played.config, played.spec).learn)
+    sliced, other = learn(played.learner, played.rollout, jax.random.key(1))
+    for a, b in zip(jax.tree.leaves(sliced.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    for name in metrics:
+        np.testing.assert_allclose(other[name], metrics[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_slices_are_equal_and_as_few_as_may_be():
+    assert ppo.num_slices(64, ppo.SLICE // 64) == 1
+    assert ppo.num_slices(64, ppo.SLICE // 63) == 2
+    assert ppo.num_slices(6, ppo.SLICE // 2) == 3
+    assert ppo.num_slices(7, ppo.SLICE // 2) == 7  # a prime number of columns
+    assert ppo.num_slices(4, 10 * ppo.SLICE) == 4  # a column is never cut
+
+
+def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
+    played = play("sable")
+    policy = sable_system.make_policy(played.spec, replace(played.config, compute="bfloat16"))
+    given = played.rollout.steps, played.rollout.start_memory, played.learner.order, jax.random.key(0)
+    exact = jax.jit(played.policy.evaluate)(played.learner.params, *given)
+    rounded = jax.jit(policy.evaluate)(played.learner.params, *given)
+    for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
+        assert a.dtype == b.dtype == np.float32
+        assert 0 < np.abs(a - b).max() < 0.05 * (1 + np.abs(b).max())
+    system = ppo.make(policy, replace(played.config, compute="bfloat16"), played.spec)
+    learner, metrics = jax.jit(system.learn)(played.learner, played.rollout, jax.random.key(1))
+    assert tree.all_finite((learner.params, metrics))
+    assert {x.dtype for x in jax.tree.leaves(learner.params)} == {np.dtype("float32")}
