@@ -9,7 +9,7 @@ Importing this package imports no jax, and neither does a call that only finds a
 
 import typing as tp
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -99,6 +99,7 @@ def configure(
     from sable import settings
     from sable.config import RunConfig, check_actions
     from sable.envs import tasks
+    from sable.envs.own import is_own, locate
 
     quick = settings.quick(system) if task is None else {}
     name = task if isinstance(task, str) else f"custom/{type(task).__name__}"
@@ -108,8 +109,11 @@ def configure(
     run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
-    named = task is None or isinstance(task, str)
-    known = tasks.parse(name) if named else None
+    if isinstance(task, str) and is_own(task):
+        locate(task)
+        known = None  # its sizes are known once it is made
+    else:
+        known = tasks.parse(name) if task is None or isinstance(task, str) else None
     run, config = settings.resolve(run_fields, system_fields)
     if known is not None:
         tasks.with_options(known, _options(run))
@@ -131,7 +135,15 @@ def plan(
 
     It compiles a few programs and runs a few updates; nothing is written.
     """
+    from sable.envs.own import is_own, locate
+    from sable.errors import SableError
+
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    if is_own(run.task) and locate(run.task).hosted:
+        raise SableError(
+            f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
+            "tells its pace, and sable train, before it starts, its memory"
+        )
     env = _env_of(run) if task is None or isinstance(task, str) else task
     from sable.experiments.plan import plan
 
@@ -153,12 +165,12 @@ def evaluate(
             raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
     directory = runs.find(run)
     run_config, config = runs.read_config(directory)
-    env = _env_of(run_config) if env is None else env
-    from sable import systems
-    from sable.training import loop
+    with _env_for(run_config, env) as env:
+        from sable import systems
+        from sable.training import loop
 
-    system = systems.make(run_config.system, env.spec, config)
-    return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
+        system = systems.make(run_config.system, env.spec, config)
+        return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -344,15 +356,15 @@ def _train(
     from sable.training import processes
 
     processes.join(run)  # before anything touches a device
-    env = _env_of(run) if env is None else env
-    from sable import systems
-    from sable.training import devices, loop, memory
-    from sable.training.curve import draw_curve
-
-    system = systems.make(run.system, env.spec, config)
-    devices.make_mesh(run, config)
-    resumed = None
     with ExitStack() as held:
+        env = held.enter_context(_env_for(run, env))
+        from sable import systems
+        from sable.training import devices, hosted, loop, memory
+        from sable.training.curve import draw_curve
+
+        system = systems.make(run.system, env.spec, config)
+        hosted.refuse_sharing(env, devices.make_mesh(run, config))
+        resumed = None
 
         def hold() -> str:
             nonlocal resumed
@@ -421,6 +433,18 @@ def _env_of(run: "RunConfig") -> "Env":
             f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
         )
     return envs.make(run.task, **_options(run))
+
+
+@contextmanager
+def _env_for(run: "RunConfig", env: "Env | None") -> tp.Iterator["Env"]:
+    """The environment as given, or the one that the configuration names, which is closed behind us if it runs
+    in processes of its own."""
+    made = _env_of(run) if env is None else env
+    try:
+        yield made
+    finally:
+        if env is None and hasattr(made, "close"):
+            made.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _options(run: "RunConfig") -> dict[str, str]:
