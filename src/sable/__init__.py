@@ -17,6 +17,7 @@ if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
+    from sable.envs.doctor import Finding
     from sable.errors import SableError
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan
@@ -28,6 +29,7 @@ if tp.TYPE_CHECKING:
 
 __all__ = [
     "benchmark",
+    "check",
     "evaluate",
     "export",
     "grid",
@@ -319,6 +321,21 @@ def watch(
         formats=(formats,) if isinstance(formats, str) else formats,
         quiet=quiet,
     )
+
+
+def check(task: "str | Env", **options: tp.Any) -> "list[Finding]":
+    """What is right and wrong with an environment, found by playing it at random: one finding per check.
+    `task` is a name, or an environment of your own."""
+    from sable import envs
+
+    env = envs.make(task, **options) if isinstance(task, str) else task
+    from sable.envs.doctor import examine
+
+    try:
+        return list(examine(env))
+    finally:
+        if isinstance(task, str) and hasattr(env, "close"):
+            env.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def make_env(task: str, **options: tp.Any) -> "Env":

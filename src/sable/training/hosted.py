@@ -23,6 +23,7 @@ TRAINING, EVALUATION = "training", "evaluation"
 """The two batches of environments of a run."""
 
 Compiler = tp.Callable[..., tp.Any]
+Stats = tp.Mapping[str, tp.Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Unit:
     memory_analysis: tp.Callable[[], tp.Any]
     """of the learning, its larger part"""
 
-    def __call__(self, state: RunState, num_updates: int) -> RunState:
+    def __call__(self, state: RunState, num_updates: tp.Any) -> RunState:
         for _ in range(num_updates):
             state = self.update(state)
         return state
@@ -44,7 +45,7 @@ class Stages(tp.NamedTuple):
 
     unit: Unit
     assess: tp.Callable[[State], tuple[State, Metrics]]
-    absolute: tp.Callable[[State], Metrics]
+    absolute: tp.Callable[[State], Stats]
 
 
 def refuse_sharing(env: tp.Any, mesh: Mesh | None) -> None:
@@ -72,9 +73,11 @@ def make_stages(
     def explore(
         learner: PyTree, observation: Observation, first: Array, memory: PyTree, key: Array, t: Array
     ) -> Decision:
-        _, advance_key = jax.random.split(key)  # as in `program.update`
-        step_key = jax.random.fold_in(jax.random.split(advance_key)[0], t)
-        return system.explore(learner, observation, tree.reset(memory, first), step_key)
+        # The keys of `update`, `advance` and `collect`: `split(key)[t]` is `fold_in(key, t)`.
+        _, advance_key = jax.random.split(key)
+        _, steps_key = jax.random.split(jax.random.split(advance_key)[0])
+        decision_key, _ = jax.random.split(jax.random.fold_in(steps_key, t))
+        return system.explore(learner, observation, tree.reset(memory, first), decision_key)
 
     learner, memory = state.run.learner, state.run.situation.memory
     decide = compiled(
@@ -139,7 +142,7 @@ def make_stages(
         keys = jax.vmap(evaluation_key)(state.run)
         return judge(state, play(state.run.learner.params, keys, run.evaluation_episodes))
 
-    def absolute(state: State) -> Metrics:
+    def absolute(state: State) -> Stats:
         keys = jax.vmap(lambda one: jax.random.fold_in(evaluation_key(one), 1))(state.run)
         return play(state.best.params, keys, run.absolute_episodes)
 
@@ -148,7 +151,7 @@ def make_stages(
 
 def make_play(
     env: HostedEnv, system: System, compiled: Compiler, side_by_side: int
-) -> tp.Callable[[PyTree, Array, int], Metrics]:
+) -> tp.Callable[[PyTree, Array, int], Stats]:
     """(params [S], keys [S], episodes) -> the statistics [S, episodes] of that many episodes of each seed,
     played with fixed parameters, so many at a time."""
     act = None
@@ -158,7 +161,7 @@ def make_play(
     ) -> Decision:
         return system.exploit(params, observation, memory, jax.random.fold_in(key, time))
 
-    def round_of(params: PyTree, keys: Array) -> Metrics:
+    def round_of(params: PyTree, keys: Array) -> Stats:
         nonlocal act
         timestep = _reset(env, EVALUATION, keys, side_by_side)
         empty = system.initial_memory(side_by_side)
@@ -176,7 +179,7 @@ def make_play(
             memory, over, time = decision.memory, over | ends, time + 1
         return stats
 
-    def play(params: PyTree, keys: Array, episodes: int) -> Metrics:
+    def play(params: PyTree, keys: Array, episodes: int) -> Stats:
         rounds = [
             round_of(params, jax.vmap(jax.random.fold_in, (0, None))(keys, i))
             for i in range(-(-episodes // side_by_side))
