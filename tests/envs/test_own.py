@@ -1,4 +1,4 @@
-"""Environments of the user's own, by name: docs/add-an-environment.md as its reader would run it, and mistakes."""
+"""Environments of the user's own, by name: the documented one as its reader would run it, and mistakes."""
 
 import json
 import re
@@ -90,7 +90,9 @@ def test_grids_and_plans_refuse_them_in_one_line(here, capsys):
 
 
 def test_options_reach_the_class_as_values(here, capsys):
-    text = documented().replace("    spec = EnvSpec", "    def __init__(self, size): assert size == 3\n    spec = EnvSpec")
+    text = documented().replace(
+        "    spec = EnvSpec", "    def __init__(self, size): assert size == 3\n    spec = EnvSpec"
+    )
     (here / "meet.py").write_text(text)
     assert main(["check", "meet:Meet", "--options", "size=4"]) == 2
     assert "AssertionError" in capsys.readouterr().err

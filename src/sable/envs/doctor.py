@@ -431,8 +431,8 @@ def _truncation(spec: EnvSpec, step: TimeStep) -> Finding:
             "truncation",
             "note",
             f"every episode truly ended (discount 0) at the time limit of {spec.time_limit}",
-            "if that is a limit and not an end: timed_out, not ended. A Python environment that says so itself "
-            "is best made without a limit of its own, and given one by --options time_limit=STEPS",
+            "if that is a limit and not an end: timed_out, not ended. Make a Python environment without such a "
+            "limit of its own, and give it one by --options time_limit=STEPS",
         )
     short = ~ended & (lengths < spec.time_limit)
     if short.any() and (lengths[~ended] < spec.time_limit).all() and len(set(lengths[~ended].tolist())) > 1:

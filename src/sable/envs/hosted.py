@@ -42,7 +42,9 @@ class HostedEnv:
         given = dict(arguments)
         self.task, self.num_workers = task, given.pop("workers", None) or len(os.sched_getaffinity(0))
         if type(self.num_workers) is not int or self.num_workers < 1:
-            raise SableError(f"option workers={self.num_workers!r}: expected a whole number of at least 1")
+            raise SableError(
+                f"{task}: option workers={self.num_workers!r}: expected a whole number of at least 1"
+            )
         self._recipe = (sys.path, module, attribute, given)
         self._workers: list[Worker] = []
         self._shares: dict[str, list[int]] = {}
