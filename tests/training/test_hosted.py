@@ -80,6 +80,7 @@ def test_what_is_learnt_is_what_the_same_jax_environment_teaches(name):
 
 
 SMALL = "--num-envs 8 --rollout-length 8 --num-evaluations 2 --evaluation-episodes 8 --quiet"
+SMALL += " --policy-layers 8 --critic-layers 8 --num-epochs 1 --num-minibatches 1"
 
 
 def run_of(here, task, system, name="mine"):
@@ -104,37 +105,33 @@ def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
     assert json.loads(capsys.readouterr().out)["length"] == [5.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_failing_environment_ends_training_in_one_line(here, capsys):
     argv = f"train {DELAYED} --options fails_at=40 workers=2 --system ippo {SMALL} --name mine"
     assert main([*argv.split(), *["--total-steps", "6400", "--absolute-episodes", "8"]]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert err.count("\n") == 1 and "ValueError: the motor is stuck (parallel_envs.py, line" in err
     assert main([*argv.replace("mine", "other").split(), "--devices", "7"]) == 2
     assert "devices=7" in capsys.readouterr().err
 
 
+LEARN = {
+    (DELAYED, "sable"): "16_000 --embed-dim 16 --learning-rate 2e-3 --rollout-length 16 --num-envs 16",
+    (DELAYED, "qmix"): "8_000 --epsilon-decay 1e-3 --num-envs 16 --rollout-length 4",
+    ("pettingzoo:parallel_envs:continuous", "mappo"): "60_000 --policy-learning-rate 2e-3 "
+    "--critic-learning-rate 2e-3 --num-envs 32 --rollout-length 16",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "system", "best"), [(DELAYED, "sable", 1.0), (DELAYED, "qmix", 1.0),
-    ("pettingzoo:parallel_envs:continuous", "mappo", 1.0)])  # fmt: skip
-def test_python_environments_are_learnt(here, task, system, best):
-    flags = {
-        "sable": "--embed-dim 16 --learning-rate 2e-3 --rollout-length 16 --num-envs 16",
-        "qmix": "--epsilon-decay 1e-3 --num-envs 16 --rollout-length 4",
-        "mappo": "--policy-learning-rate 2e-3 --critic-learning-rate 2e-3 --num-envs 32 --rollout-length 16",
-    }
-    total = {"sable": 16_000, "qmix": 8_000, "mappo": 60_000}[system]
-    argv = f"train {task} --system {system} --quiet --name mine --total-steps {total} {flags[system]}"
-    assert (
-        main(
-            [
-                *argv.split(),
-                *["--num-evaluations", "4", "--evaluation-episodes", "16", "--absolute-episodes", "32"],
-            ]
-        )
-        == 0
-    )
+@pytest.mark.parametrize(("task", "system"), LEARN)
+def test_python_environments_are_learnt(here, task, system):
+    """Of all three the best return is 1."""
+    argv = f"train {task} --system {system} --quiet --name mine --total-steps {LEARN[task, system]}"
+    argv += " --num-evaluations 4 --evaluation-episodes 16 --absolute-episodes 32"
+    assert main(argv.split()) == 0
     run = run_of(here, task.partition(":")[2].replace(":", "-"), system)
-    assert json.loads((run / "summary.json").read_text())["absolute_return"][0] > best - 0.25
+    assert json.loads((run / "summary.json").read_text())["absolute_return"][0] > 0.75
 
 
 def started(here, *argv):

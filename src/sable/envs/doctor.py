@@ -22,7 +22,7 @@ NUM_ENVS = 8
 MOST_STEPS = 1200
 """Steps of the longest play; episodes that last longer are not seen to their end."""
 _STARTS = 16
-_TIMED = 0.5
+_TIMED = 0.2
 """Seconds to take the pace over."""
 _BYTES = 2**26
 """Of what one stretch of a play keeps."""
@@ -431,7 +431,7 @@ def _truncation(spec: EnvSpec, step: TimeStep) -> Finding:
             "truncation",
             "note",
             f"every episode truly ended (discount 0) at the time limit of {spec.time_limit}",
-            "if that is a limit and not an end: timed_out, not ended. Make a Python environment without such a "
+            "if that is a limit and not an end: timed_out, not ended. Make a Python environment without a "
             "limit of its own, and give it one by --options time_limit=STEPS",
         )
     short = ~ended & (lengths < spec.time_limit)
