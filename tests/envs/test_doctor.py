@@ -157,7 +157,7 @@ class LimitIsEnd(Sound):
 class EndIsLimit(Sound):
     def step(self, state, action):
         state, timestep = super().step(state, action)
-        early = state.place[0] == state.place[1]
+        early = jax.random.bernoulli(jax.random.fold_in(state.key, 1), 0.2)
         return state, dataclasses.replace(timestep, first=early, discount=jnp.ones(()))
 
     spec = dataclasses.replace(Sound.spec, time_limit=500)
@@ -261,7 +261,7 @@ DEFECTS = {
     RekeyMoves: ("rekey", "wrong", "rekey changes state.place, which is not a key"),
     NoReward: ("rewards", "note", "never got any"),
     Rich: ("rewards", "note", "returns of random play"),
-    Loud: ("views", "note", "8.5e+03"),
+    Loud: ("views", "note", "e+0"),
     Padded: ("views", "note", "2 of 3 features never changed"),
     SameStart: ("starts", "note", "began with the same views"),
     Fragile: ("illegal actions", "note", "not finite"),

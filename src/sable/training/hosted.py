@@ -15,7 +15,7 @@ from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
 from sable.ops import tree
 from sable.systems.base import System
-from sable.training.program import Program, RunState, State, evaluation_key
+from sable.training.program import Collected, Program, RunState, State, evaluation_key
 from sable.training.rollout import Situation, collect
 from sable.types import Decision, Metrics, Observation, PyTree, Rollout, TimeStep, Transition
 
@@ -30,14 +30,18 @@ Stats = tp.Mapping[str, tp.Any]
 class Unit:
     """Some updates, host and device in turn; called as the compiled one for JAX environments is."""
 
-    update: tp.Callable[[RunState], RunState]
-    memory_analysis: tp.Callable[[], tp.Any]
-    """of the learning, its larger part"""
+    collect: tp.Callable[[RunState], Collected]
+    learn: tp.Any
+    """(run, what was collected) -> run; compiled"""
 
     def __call__(self, state: RunState, num_updates: tp.Any) -> RunState:
         for _ in range(num_updates):
-            state = self.update(state)
+            state = self.learn(state, self.collect(state))
         return state
+
+    def memory_analysis(self) -> tp.Any:
+        """Of learning, which holds most."""
+        return self.learn.memory_analysis()
 
 
 class Stages(tp.NamedTuple):
@@ -99,7 +103,7 @@ def make_stages(
     learn = compiled(jax.vmap(program.update), state.run, shapes, donate=True)
     blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes[0].env_state)
 
-    def update(run_state: RunState) -> RunState:
+    def roll(run_state: RunState) -> Collected:
         nonlocal now
         memory, steps, ended = run_state.situation.memory, [], []
         start_memory = jax.tree.map(jnp.copy, memory)  # the state's own is donated
@@ -131,7 +135,7 @@ def make_stages(
         )
         sums = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float32), *ended)
         situation = Situation(env_state=blank, timestep=now, memory=memory)
-        return learn(run_state, (situation, rollout, sums))
+        return situation, rollout, sums
 
     play = make_play(env, system, compiled, min(run.evaluation_episodes, num_envs))
     # A seed's statistics of episodes, of whatever they are.
@@ -146,7 +150,7 @@ def make_stages(
         keys = jax.vmap(lambda one: jax.random.fold_in(evaluation_key(one), 1))(state.run)
         return play(state.best.params, keys, run.absolute_episodes)
 
-    return Stages(Unit(update, learn.memory_analysis), assess, absolute)
+    return Stages(Unit(roll, learn), assess, absolute)
 
 
 def make_play(
