@@ -243,7 +243,7 @@ DEFECTS = {
     Whole: ("shapes", "wrong", "view of reset is int32[2, 3], not float32[2, 3]"),
     OtherStats: ("shapes", "wrong", "stats are ['met'] after reset and ['lost'] after step"),
     Grows: ("types", "wrong", "state.place is int32[2] after reset and float32[2] after step"),
-    Weak: ("types", "wrong", "state.time has a weak type after reset only"),
+    Weak: ("types", "note", "state.time has a weak type after reset only"),
     Impure: ("purity", "wrong", "another program"),
     PaidAtOnce: ("start", "wrong", "the reward of reset is not 0"),
     NotFinite: ("finite numbers", "wrong", "reward is NaN or infinite"),
