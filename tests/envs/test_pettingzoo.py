@@ -1,6 +1,7 @@
 """PettingZoo environments as arrays, and in worker processes: nothing is lost, shifted or left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,8 @@ def test_a_workers_error_is_one_line_with_the_environments_own_and_ends_all(make
     text = str(failure.value)
     assert "ValueError: the motor is stuck (parallel_envs.py, line" in text and "\n" not in text
     assert not alive(pids)
+    with pytest.raises(SableError, match="has been closed, or has failed"):
+        env.reset("one", np.arange(4))
 
 
 def test_a_worker_that_dies_is_told_of_and_ends_all(make):
@@ -274,3 +277,20 @@ def test_real_packages_play_as_they_do_alone(name):
         assert env.spec.time_limit in (20, 30, 50)
     finally:
         env.close()
+
+
+@pytest.mark.parametrize(("factory", "limit"), [("warehouse", 30), ("foraging", 20)])
+def test_the_documented_factories_are_cut_short_at_the_limit_given(tmp_path, monkeypatch, factory, limit):
+    pytest.importorskip("rware")
+    pytest.importorskip("lbforaging")
+    text = (HERE.parents[1] / "docs" / "add-an-environment.md").read_text()
+    (tmp_path / "teams.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = envs.make(f"pettingzoo:teams:{factory}", time_limit=limit, workers=1)
+    try:
+        env.reset("one", np.arange(2))
+        steps = [env.step("one", np.zeros((2, 2), np.int32)) for _ in range(limit)]
+    finally:
+        env.close()
+    assert [step.first.all() for step in steps] == [False] * (limit - 1) + [True]
+    assert (steps[-1].discount == 1).all()

@@ -54,6 +54,7 @@ class HostedEnv:
 
     def reset(self, batch: str, seeds: np.ndarray) -> TimeStep:
         """Fresh episodes in as many environments as there are seeds; each seed fixes all of its episodes."""
+        self._refuse_closed()
         started = len(self._workers)
         self._start(min(self.num_workers, len(seeds)) - started)
         for i in range(started, len(self._workers)):
@@ -65,6 +66,7 @@ class HostedEnv:
     def step(self, batch: str, action: np.ndarray, *, restart: bool = True) -> TimeStep:
         """What follows `action` [B, N, ..]. Where an episode is over a new one has begun, as behind
         `envs.wrappers.step`; without `restart` that environment stands still from then on."""
+        self._refuse_closed()
         parts = np.split(action, np.cumsum(self._shares[batch])[:-1])
         return self._together([("step", batch, part, restart) for part in parts])
 
@@ -91,6 +93,10 @@ class HostedEnv:
             for name, column in zip(Arrays._fields, columns, strict=True)
         ]
         return _timestep(Arrays(*(np.concatenate(part) if part else np.zeros(0) for part in parts)))
+
+    def _refuse_closed(self) -> None:
+        if not self._end.alive:
+            raise SableError(f"{self.task} has been closed, or has failed: make it again")
 
     def _start(self, count: int) -> None:
         for _ in range(count):
