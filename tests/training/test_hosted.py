@@ -57,8 +57,8 @@ def updated(name, env, num_updates):
     return unit(state.run, np.int32(num_updates))
 
 
-@pytest.mark.parametrize("name", ["ippo", pytest.param("sable", marks=pytest.mark.slow),
-                                  pytest.param("qmix", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_learnt_is_what_the_same_jax_environment_teaches(name):
     """`probe/delayed` draws nothing, so its Python twin must give the same parameters, seed by seed."""
     env = envs.make(DELAYED)
