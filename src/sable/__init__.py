@@ -292,6 +292,7 @@ def watch(
     are written to the folder `out`, by default `watch` in the run. `env` is needed where the run trained an
     environment of your own.
     """
+    from sable.envs.own import is_own, locate
     from sable.errors import SableError, suggest
 
     names = ("gif", "mp4", "html")
@@ -311,6 +312,11 @@ def watch(
     from sable.watching import show
 
     policy = load(directory, seed=run_seed)
+    if env is None and is_own(policy.run.task) and locate(policy.run.task).hosted:
+        raise SableError(
+            f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
+            "sable.load and its own viewer"
+        )
     return show.watch(
         policy,
         _env_of(policy.run) if env is None else env,
@@ -376,6 +382,7 @@ def _train(
     with ExitStack() as held:
         env = held.enter_context(_env_for(run, env))
         from sable import systems
+        from sable.envs.hosted import HostedEnv
         from sable.training import devices, hosted, loop, memory
         from sable.training.curve import draw_curve
 
@@ -403,7 +410,7 @@ def _train(
         draw_curve(directory, result.summary.get("absolute_return"))
         if result.interrupted is None:
             results.export(directory, result.summary)
-            if run.video:
+            if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
                 _leave_video(directory, env, run, quiet=quiet)
             runs.finish(directory, result.summary)
     return result

@@ -103,6 +103,8 @@ def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
     assert "all episodes begin anew" in "".join(capsys.readouterr())
     assert main(["evaluate", str(run), "--episodes", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["length"] == [5.0, 5.0]
+    assert main(["watch", str(run)]) == 2
+    assert "cannot be recorded" in capsys.readouterr().err
 
 
 @pytest.mark.slow
