@@ -50,6 +50,7 @@ HEAVY |= {
         *(f"experiments/{name}.py" for name in ("live", "board", "tune_view")),
     }
 }
+HEAVY |= {"gymnasium": {"envs/pettingzoo.py"}, "pettingzoo": set()}
 HEAVY |= {"orbax": {"training/checkpoint.py"}}
 HEAVY |= {"PIL": {"watching/film.py"}, "imageio_ffmpeg": {"watching/film.py"}}
 FILES = sorted(ROOT.rglob("*.py"))

@@ -9,7 +9,7 @@ Importing this package imports no jax, and neither does a call that only finds a
 
 import typing as tp
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
+    from sable.envs.doctor import Finding
     from sable.errors import SableError
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan
@@ -28,6 +29,7 @@ if tp.TYPE_CHECKING:
 
 __all__ = [
     "benchmark",
+    "check",
     "evaluate",
     "export",
     "grid",
@@ -99,6 +101,7 @@ def configure(
     from sable import settings
     from sable.config import RunConfig, check_actions
     from sable.envs import tasks
+    from sable.envs.own import is_own, locate
 
     quick = settings.quick(system) if task is None else {}
     name = task if isinstance(task, str) else f"custom/{type(task).__name__}"
@@ -108,8 +111,11 @@ def configure(
     run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
-    named = task is None or isinstance(task, str)
-    known = tasks.parse(name) if named else None
+    if isinstance(task, str) and is_own(task):
+        locate(task)
+        known = None  # its sizes are known once it is made
+    else:
+        known = tasks.parse(name) if task is None or isinstance(task, str) else None
     run, config = settings.resolve(run_fields, system_fields)
     if known is not None:
         tasks.with_options(known, _options(run))
@@ -131,7 +137,15 @@ def plan(
 
     It compiles a few programs and runs a few updates; nothing is written.
     """
+    from sable.envs.own import is_own, locate
+    from sable.errors import SableError
+
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    if is_own(run.task) and locate(run.task).hosted:
+        raise SableError(
+            f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
+            "tells its pace, and sable train, before it starts, its memory"
+        )
     env = _env_of(run) if task is None or isinstance(task, str) else task
     from sable.experiments.plan import plan
 
@@ -153,12 +167,12 @@ def evaluate(
             raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
     directory = runs.find(run)
     run_config, config = runs.read_config(directory)
-    env = _env_of(run_config) if env is None else env
-    from sable import systems
-    from sable.training import loop
+    with _env_for(run_config, env) as env:
+        from sable import systems
+        from sable.training import loop
 
-    system = systems.make(run_config.system, env.spec, config)
-    return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
+        system = systems.make(run_config.system, env.spec, config)
+        return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -278,6 +292,7 @@ def watch(
     are written to the folder `out`, by default `watch` in the run. `env` is needed where the run trained an
     environment of your own.
     """
+    from sable.envs.own import is_own, locate
     from sable.errors import SableError, suggest
 
     names = ("gif", "mp4", "html")
@@ -297,6 +312,11 @@ def watch(
     from sable.watching import show
 
     policy = load(directory, seed=run_seed)
+    if env is None and is_own(policy.run.task) and locate(policy.run.task).hosted:
+        raise SableError(
+            f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
+            "sable.load and its own viewer"
+        )
     return show.watch(
         policy,
         _env_of(policy.run) if env is None else env,
@@ -307,6 +327,21 @@ def watch(
         formats=(formats,) if isinstance(formats, str) else formats,
         quiet=quiet,
     )
+
+
+def check(task: "str | Env", **options: tp.Any) -> "list[Finding]":
+    """What is right and wrong with an environment, found by playing it at random: one finding per check.
+    `task` is a name, or an environment of your own."""
+    from sable import envs
+
+    env = envs.make(task, **options) if isinstance(task, str) else task
+    from sable.envs.doctor import examine
+
+    try:
+        return list(examine(env))
+    finally:
+        if isinstance(task, str) and hasattr(env, "close"):
+            env.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def make_env(task: str, **options: tp.Any) -> "Env":
@@ -344,15 +379,16 @@ def _train(
     from sable.training import processes
 
     processes.join(run)  # before anything touches a device
-    env = _env_of(run) if env is None else env
-    from sable import systems
-    from sable.training import devices, loop, memory
-    from sable.training.curve import draw_curve
-
-    system = systems.make(run.system, env.spec, config)
-    devices.make_mesh(run, config)
-    resumed = None
     with ExitStack() as held:
+        env = held.enter_context(_env_for(run, env))
+        from sable import systems
+        from sable.envs.hosted import HostedEnv
+        from sable.training import devices, hosted, loop, memory
+        from sable.training.curve import draw_curve
+
+        system = systems.make(run.system, env.spec, config)
+        hosted.refuse_sharing(env, devices.make_mesh(run, config))
+        resumed = None
 
         def hold() -> str:
             nonlocal resumed
@@ -374,7 +410,7 @@ def _train(
         draw_curve(directory, result.summary.get("absolute_return"))
         if result.interrupted is None:
             results.export(directory, result.summary)
-            if run.video:
+            if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
                 _leave_video(directory, env, run, quiet=quiet)
             runs.finish(directory, result.summary)
     return result
@@ -421,6 +457,18 @@ def _env_of(run: "RunConfig") -> "Env":
             f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
         )
     return envs.make(run.task, **_options(run))
+
+
+@contextmanager
+def _env_for(run: "RunConfig", env: "Env | None") -> tp.Iterator["Env"]:
+    """The environment as given, or the one that the configuration names, which is closed behind us if it runs
+    in processes of its own."""
+    made = _env_of(run) if env is None else env
+    try:
+        yield made
+    finally:
+        if env is None and hasattr(made, "close"):
+            made.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _options(run: "RunConfig") -> dict[str, str]:

@@ -119,7 +119,10 @@ _FRACTION: _Rule = (lambda value: 0 <= value <= 1, "from 0 to 1")
 _WIDTHS: _Rule = (lambda value: value and min(value) >= 1, "of at least 1, one or more")
 
 _RANGES: dict[str, _Rule] = {
-    "task": (lambda task: all(task.partition("/")), "of the form suite/name, as `sable list` prints it"),
+    "task": (
+        lambda task: ":" in task or all(task.partition("/")),
+        "of the form suite/name, as `sable list` prints it, or module:Class",
+    ),
     "seeds": (
         lambda seeds: seeds and len(set(seeds)) == len(seeds) and all(0 <= seed < 2**32 for seed in seeds),
         "from 0 to 4294967295, at least one of them and none twice",

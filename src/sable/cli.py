@@ -31,6 +31,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable watch RUN                              see it: a film, and a page to step through
   sable export RUN -o FOLDER                   what was learnt, to be loaded anywhere
   sable list rware                             the tasks of a suite
+  sable check module:Class                     what is wrong with an environment of your own
 
   sable benchmark 'lbf/*' --systems sable mat  compare systems; a study: sable benchmark paper
   sable report benchmark                       tables, curves and statistics in one page
@@ -126,6 +127,36 @@ def _evaluate(argv: Argv) -> int:
 
     print(json.dumps(plain(results), indent=2) if as_json else _results(results))
     return 0
+
+
+def _check(argv: Argv) -> int:
+    parser = Parser(
+        "check",
+        "Play an environment at random and say what is wrong with it, if anything: shapes and types, masks, "
+        "ends and time limits, auto-reset, determinism, scales, speed. Exit code 1 if something is wrong.",
+    )
+    parser.add_argument(
+        "task",
+        metavar="ENV",
+        help="a task's name, module:Class for an environment of your own, or pettingzoo:module:factory",
+    )
+    parser.add_argument("--options", nargs="+", metavar="NAME=VALUE", help="options of the environment")
+    parser.add_argument("--json", action="store_true", help="print one JSON array, for programs")
+    given = parse(parser, argv)
+    options = {name: value for name, _, value in (text.partition("=") for text in given.get("options", []))}
+    if not all(map(all, options.items())):
+        raise SableError("--options are of the form name=value")
+    findings = sable.check(given["task"], **options)
+    wrong = sum(finding.verdict == "wrong" for finding in findings)
+    if given.get("json"):
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+        return 1 if wrong else 0
+    for finding in findings:
+        print(f"{finding.verdict:5}  {finding.check:15}  {finding.found}")
+        if finding.fix:
+            print(f"{'':24}fix: {finding.fix}")
+    print(f"{len(findings)} checks, {wrong or 'nothing'} wrong")
+    return 1 if wrong else 0
 
 
 def _list(argv: Argv) -> int:
@@ -264,6 +295,7 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "train": _train,
     "plan": _plan,
     "evaluate": _evaluate,
+    "check": _check,
     "list": _list,
     "benchmark": _benchmark,
     "report": _report,

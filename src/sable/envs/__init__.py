@@ -3,6 +3,7 @@
 import importlib
 import typing as tp
 
+from sable.envs import own
 from sable.envs.tasks import Task, list_tasks, parse, with_options
 from sable.errors import SableError
 
@@ -26,7 +27,10 @@ _INSTALL = {"jumanji": "sable", "jaxmarl": "sable[jaxmarl]", "brax": "sable[jaxm
 
 
 def make(task: str, **options: tp.Any) -> "Env":
-    """The environment of that task, with the task's options (see `Task.options`) changed as given."""
+    """The environment of that task, with the task's options (see `Task.options`) changed as given; or one of
+    the user's own, made with `options` as keyword arguments."""
+    if own.is_own(task):
+        return own.make(task, options)
     known = with_options(parse(task), options)
     try:
         return importlib.import_module(f"sable.envs.{_MODULES[known.suite]}").make(known)

@@ -327,6 +327,11 @@ SUITES = {
 
 def parse(task: str) -> Task:
     """The task of that name: the paper's, a probe, or any other that follows its suite's convention."""
+    if ":" in str(task):
+        raise SableError(
+            f"{task} is an environment of your own: it can be trained, evaluated, tuned and checked by that "
+            "name; lists, grids and plans are for tasks named <suite>/<name>"
+        )
     suite_name, slash, name = str(task).partition("/")
     suite = SUITES.get(suite_name)
     if suite is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import aggregates, paper, series, stats, variants
 from sable.experiments.aggregates import Aggregates
@@ -130,7 +131,7 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
 
 
 def suite_of(task: str) -> str:
-    return task.partition("/")[0]
+    return suite_and_name(task)[0]
 
 
 def _natural(name: str) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments.series import Series
 
@@ -26,7 +27,7 @@ def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
     """The series as the schema wants them."""
     data: dict[str, tp.Any] = {}
     for one in series:
-        suite, _, task = one.task.partition("/")
+        suite, task = suite_and_name(one.task)
         rows = zip(one.steps, one.seconds, one.returns, strict=True)
         blocks = {
             f"step_{k}": {"step_count": int(step), "elapsed_time": float(second), "return": [float(value)]}

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from sable import settings
 from sable.config import RunConfig, SystemConfig
+from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.training.logging import Row, read_rows, write_atomically
 
@@ -65,7 +66,7 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
 
 def folder(out: Path, run: RunConfig) -> Path:
     """The folder of all runs of that task and system."""
-    suite, _, task = run.task.partition("/")
+    suite, task = suite_and_name(run.task)
     return out.expanduser() / safe(suite) / safe(task) / safe(run.system)
 
 

@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 
 from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
+from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
 from sable.systems.base import System
-from sable.training import checkpoint, devices, memory, processes
+from sable.training import checkpoint, devices, hosted, memory, processes
 from sable.training.evaluate import play
 from sable.training.interruption import interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
@@ -52,7 +53,7 @@ class Result:
 
 
 def train(
-    env: Env,
+    env: Env | HostedEnv,
     system: System,
     run: RunConfig,
     config: SystemConfig,
@@ -64,7 +65,8 @@ def train(
     watch: Watch | None = None,
 ) -> Result:
     """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
-    bit, or from the start where it was stopped before its first.
+    bit, or from the start where it was stopped before its first. Of a Python environment nothing can be
+    saved: its episodes begin anew.
 
     `hypers`, with a leading [S], gives each seed numbers of its own instead of the system's. `watch` may end
     the run at an evaluation; there is no summary then.
@@ -72,7 +74,9 @@ def train(
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
     boundaries = schedule(run, steps_per_update)
-    program = make_program(env, system, run, config)
+    # Python environments are stepped by the host; programs are then made from shapes alone.
+    on_host = env if isinstance(env, HostedEnv) else None
+    program = make_program(env.stand_in if isinstance(env, HostedEnv) else env, system, run, config)
     begin, seeds = one_by_one(program.start), np.array(run.seeds, np.uint32)
     mesh = devices.make_mesh(run, config)
     compiled, lanes = Compiler(run, mesh), (seeds,) if hypers is None else (seeds, hypers)
@@ -110,12 +114,19 @@ def train(
     logger = make_logger() if processes.leads() else Mute()
     with interruption() as interrupted, logger:
         logger.phase("compiling")
-        unit = devices.over_seeds(mesh, program.unit, (0, None))
-        unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
+        if on_host is not None:
+            stages = hosted.make_stages(on_host, system, program, run, config, compiled, state)
+            unit, assess, absolute = stages
+        else:
+            unit = devices.over_seeds(mesh, program.unit, (0, None))
+            unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
+            assess = devices.over_seeds(mesh, program.assess)
+            assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
+            absolute = None
         memory.refuse_beyond(memory.count(unit))
         logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
-        assess = devices.over_seeds(mesh, program.assess)
-        assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
+        if on_host is not None and updates:
+            logger.note("the environments' states could not be saved: all episodes begin anew")
         for boundary in boundaries[evaluations:]:
             while updates < boundary:
                 logger.phase("training")
@@ -141,8 +152,9 @@ def train(
                 return Result(directory, {})
             save()
         logger.phase("measuring the best parameters")
-        absolute = devices.over_seeds(mesh, program.absolute)
-        absolute = jax.device_get(compiled(absolute, state, out=everywhere)(state))
+        if absolute is None:  # compiled only now: a run that is stopped does not need it
+            absolute = compiled(devices.over_seeds(mesh, program.absolute), state, out=everywhere)
+        absolute = jax.device_get(absolute(state))
 
     return Result(
         directory,
@@ -164,7 +176,7 @@ def train(
 
 
 def evaluate(
-    env: Env,
+    env: Env | HostedEnv,
     system: System,
     run: RunConfig,
     config: SystemConfig,
@@ -177,7 +189,8 @@ def evaluate(
 
     `seed` chooses the episodes; left out, they are others than those of training and of the absolute metric.
     """
-    begin = one_by_one(make_program(env, system, run, config).start)
+    shaped = env.stand_in if isinstance(env, HostedEnv) else env
+    begin = one_by_one(make_program(shaped, system, run, config).start)
     shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
     state, facts = checkpoint.restore(directory, shapes)
     if not facts["evaluations"]:
@@ -186,12 +199,13 @@ def evaluate(
         )
     params = state.best.params
     keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), len(run.seeds))
-    measure = Compiler(run)(
-        jax.vmap(lambda params, key: play(env, system, params, key, episodes)), params, keys
-    )
-    stats = {
-        name: np.asarray(values, float) for name, values in jax.device_get(measure(params, keys)).items()
-    }
+    if isinstance(env, HostedEnv):
+        measure = hosted.make_play(env, system, Compiler(run), min(episodes, config.num_envs))
+        stats = measure(params, keys, episodes)
+    else:
+        measure = jax.vmap(lambda params, key: play(env, system, params, key, episodes))
+        stats = Compiler(run)(measure, params, keys)(params, keys)
+    stats = {name: np.asarray(values, float) for name, values in jax.device_get(stats).items()}
     means = stats["return"].mean(axis=1)
     half_widths = 1.96 * stats["return"].std(axis=1) / max(episodes - 1, 1) ** 0.5
     return {

@@ -14,7 +14,10 @@ from sable.systems.base import System
 from sable.training.evaluate import play, summarise
 from sable.training.logging import RETURN
 from sable.training.rollout import Situation, collect, open_situation
-from sable.types import Metrics, PyTree, struct
+from sable.types import Metrics, PyTree, Rollout, struct
+
+Collected = tuple[Situation, Rollout, Metrics]
+"""What `collect` returns."""
 
 
 @struct
@@ -52,8 +55,11 @@ class Program(tp.NamedTuple):
     """(seed, hyper, or the system's own without one) -> State"""
     unit: tp.Callable[[RunState, Array], RunState]
     """(run, updates) -> run"""
-    assess: tp.Callable[[State], tuple[State, Metrics]]
-    """State -> (the state with its best brought up to date and its tally cleared, metrics)"""
+    update: tp.Callable[..., RunState]
+    """(run, what was collected, or without: it collects) -> run after one update"""
+    assess: tp.Callable[..., tuple[State, Metrics]]
+    """(State, statistics of episodes, or without: it plays) -> (the state with its best brought up to date
+    and its tally cleared, metrics)"""
     absolute: tp.Callable[[State], Metrics]
     """State -> statistics [episodes] of the best parameters"""
 
@@ -62,22 +68,26 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
     """The functions of this run, pure and not yet compiled."""
 
     @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
-    def advance(learner: PyTree, situation: Situation, key: Array) -> tuple[PyTree, Situation, Metrics]:
+    def advance(
+        learner: PyTree, situation: Situation, key: Array, collected: Collected | None
+    ) -> tuple[PyTree, Situation, Metrics]:
         """One rollout and what is learned from it, with everything there is to tally."""
         collect_key, learn_key = jax.random.split(key)
         pool_size = run.pool_size or config.num_envs
-        situation, rollout, ended = collect(
-            env, system, learner, situation, collect_key, config.rollout_length, pool_size
-        )
+        if collected is None:
+            collected = collect(
+                env, system, learner, situation, collect_key, config.rollout_length, pool_size
+            )
+        situation, rollout, ended = collected
         learner, learned = system.learn(learner, rollout, learn_key)
         counted = {"updates": jnp.ones(()), "parameters": _poison(learner.params)}
         return learner, situation, learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
 
-    def update(state: RunState) -> RunState:
+    def update(state: RunState, collected: Collected | None = None) -> RunState:
         """The state after one update; a seed in which something stopped being finite stays as it was, for
         good."""
         key, advance_key = jax.random.split(state.key)
-        learner, situation, seen = advance(state.learner, state.situation, advance_key)
+        learner, situation, seen = advance(state.learner, state.situation, advance_key, collected)
         broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)])
         new = RunState(
             learner=learner,
@@ -95,7 +105,7 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
         learner = system.init(learner_key, system.hyper if hyper is None else hyper)
         situation = open_situation(env, system, env_key, config.num_envs)
-        _, _, seen = jax.eval_shape(advance, learner, situation, key)
+        _, _, seen = jax.eval_shape(advance, learner, situation, key, None)
         run_state = RunState(
             learner=learner,
             situation=situation,
@@ -109,9 +119,10 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
     def unit(state: RunState, num_updates: Array) -> RunState:
         return jax.lax.fori_loop(0, num_updates, lambda _, state: update(state), state)
 
-    def assess(state: State) -> tuple[State, Metrics]:
+    def assess(state: State, stats: Metrics | None = None) -> tuple[State, Metrics]:
         params, key = state.run.learner.params, evaluation_key(state.run)
-        metrics = summarise(play(env, system, params, key, run.evaluation_episodes))
+        stats = play(env, system, params, key, run.evaluation_episodes) if stats is None else stats
+        metrics = summarise(stats)
         score = metrics[RETURN]
         score = jnp.where(jnp.isfinite(score), score, -jnp.inf)
         best = tree.select(score >= state.best.score, Best(params=params, score=score), state.best)
@@ -123,7 +134,7 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         key = jax.random.fold_in(evaluation_key(state.run), 1)
         return play(env, system, state.best.params, key, run.absolute_episodes)
 
-    return Program(start=start, unit=unit, assess=assess, absolute=absolute)
+    return Program(start=start, unit=unit, update=update, assess=assess, absolute=absolute)
 
 
 def evaluation_key(state: RunState) -> Array:

@@ -1,0 +1,231 @@
+"""One PettingZoo parallel environment as arrays: views flattened and padded, masks, alive agents, true ends.
+
+Runs in a worker process, without jax. Environments of gymnasium whose spaces are tuples, one entry per agent
+(rware, lbforaging), are taken for parallel ones.
+"""
+
+import dataclasses
+import typing as tp
+
+import numpy as np
+from gymnasium import spaces
+
+from sable.errors import SableError
+
+_LIMITS = ("max_cycles", "max_steps", "_max_episode_steps", "max_episode_steps")
+"""What environments call the most steps an episode can last."""
+
+
+class Seen(tp.NamedTuple):
+    """What a team sees before it acts."""
+
+    view: np.ndarray  # [N, F] float32; zeros for an agent that is not there
+    legal: np.ndarray  # [N, A] bool; [N, 1] of ones where actions are continuous
+    time: int
+
+
+class Step(tp.NamedTuple):
+    """What followed an action."""
+
+    seen: Seen
+    reward: np.ndarray  # [N] float32
+    over: bool
+    ended: bool
+    """Whether the episode truly ended, rather than was cut short."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The fields of an `EnvSpec`."""
+
+    num_agents: int
+    view_size: int
+    time_limit: int
+    num_actions: int
+    action_size: int
+
+
+class Team:
+    """A parallel environment and how its agents' spaces map to arrays."""
+
+    def __init__(self, env: tp.Any, time_limit: tp.Any = None):
+        self.env = _parallel(env)
+        self.agents = list(self.env.possible_agents)
+        self.views = [_view_space(self.env.observation_space(agent)) for agent in self.agents]
+        self.actions = [self.env.action_space(agent) for agent in self.agents]
+        self.sizes = Sizes(
+            num_agents=len(self.agents),
+            view_size=max(spaces.flatdim(space) for space in self.views),
+            time_limit=_time_limit(env, time_limit),
+            **_action_sizes(self.agents, self.actions),
+        )
+        self.time, self.live = 0, set()
+
+    def reset(self, seed: int) -> Seen:
+        observations, infos = self.env.reset(seed=seed)
+        self.time, self.live = 0, set(self.env.agents)
+        self._refuse_strangers()
+        return self._seen(observations, infos, self.live)
+
+    def step(self, action: np.ndarray) -> Step:
+        acted = self.live
+        chosen = {
+            agent: self._action(space, action[i])
+            for i, (agent, space) in enumerate(zip(self.agents, self.actions, strict=True))
+            if agent in acted
+        }
+        observations, rewards, terminations, truncations, infos = self.env.step(chosen)
+        self.time += 1
+        # An agent may leave before the others: it is dead from its own last step on.
+        done = {agent for agent in acted if terminations.get(agent) or truncations.get(agent)}
+        self.live = set(self.env.agents) - done
+        self._refuse_strangers()
+        cut = any(truncations.get(agent) and not terminations.get(agent) for agent in acted)
+        ended = not self.live and not cut
+        over = not self.live or self.time >= self.sizes.time_limit
+        reward = np.array([rewards.get(agent, 0.0) if agent in acted else 0.0 for agent in self.agents])
+        # The last observation counts for all who have one; a dead agent's is not seen while others go on.
+        seen = self._seen(observations, infos, set(observations) if over else self.live, over)
+        return Step(seen, reward.astype(np.float32), over, ended)
+
+    def _refuse_strangers(self) -> None:
+        if strangers := self.live - set(self.agents):
+            raise SableError(
+                f"agent {min(map(str, strangers))!r} is not among possible_agents: sable needs to know all "
+                "agents that can ever appear"
+            )
+
+    def _seen(self, observations: dict, infos: dict, shown: set, over: bool = False) -> Seen:
+        sizes = self.sizes
+        view = np.zeros((sizes.num_agents, sizes.view_size), np.float32)
+        legal = np.zeros((sizes.num_agents, max(sizes.num_actions, 1)), bool)
+        for i, agent in enumerate(self.agents):
+            if agent not in shown:
+                legal[i, 0] = True  # whatever a dead agent does is not done
+                continue
+            if agent not in observations:
+                raise SableError(f"agent {agent!r} is alive and was given no observation")
+            observation, mask = observations[agent], infos.get(agent, {}).get("action_mask")
+            if isinstance(observation, dict) and "action_mask" in observation:
+                mask = observation["action_mask"]
+                others = {name: part for name, part in observation.items() if name != "action_mask"}
+                observation = others["observation"] if set(others) == {"observation"} else others
+            flat = _flat(self.views[i], observation)
+            view[i, : flat.size] = flat
+            legal[i] = self._legal(i, mask, over)
+        return Seen(view, legal, self.time)
+
+    def _legal(self, i: int, mask: tp.Any, over: bool) -> np.ndarray:
+        legal = np.zeros(max(self.sizes.num_actions, 1), bool)
+        if not self.sizes.num_actions:
+            return ~legal
+        own = int(self.actions[i].n)
+        legal[:own] = True if mask is None else np.asarray(mask, bool)
+        if not legal.any():
+            if not over:
+                raise SableError(f"agent {self.agents[i]!r} has no legal action at step {self.time}")
+            legal[:own] = True  # nobody will act on it
+        return legal
+
+    def _action(self, space: tp.Any, action: np.ndarray) -> tp.Any:
+        if self.sizes.num_actions:
+            return space.start + int(action)
+        own = action[: int(np.prod(space.shape))].reshape(space.shape)
+        scaled = space.low + (np.clip(own, -1.0, 1.0) + 1.0) / 2.0 * (space.high - space.low)
+        return scaled.astype(space.dtype)
+
+
+class Tuples:
+    """An environment of gymnasium whose spaces and observations are tuples over agents, as a parallel one."""
+
+    def __init__(self, env: tp.Any):
+        self.env = env
+        self.possible_agents = [f"agent_{i}" for i in range(len(env.action_space))]
+        self.agents = []
+
+    def observation_space(self, agent: str) -> tp.Any:
+        return self.env.observation_space[self.possible_agents.index(agent)]
+
+    def action_space(self, agent: str) -> tp.Any:
+        return self.env.action_space[self.possible_agents.index(agent)]
+
+    def reset(self, seed: int) -> tuple[dict, dict]:
+        observations, _ = self.env.reset(seed=seed)
+        self.agents = list(self.possible_agents)
+        return self._each(observations), {}
+
+    def step(self, actions: dict) -> tuple[dict, ...]:
+        chosen = tuple(actions[agent] for agent in self.possible_agents)
+        observations, *others, _ = self.env.step(chosen)
+        count = len(self.possible_agents)
+        rewards, ended, cut = (self._each(np.broadcast_to(np.asarray(x), (count,))) for x in others)
+        self.agents = [a for a in self.possible_agents if not (ended[a] or cut[a])]
+        if len(self.agents) < count:  # such environments go on with everyone or not at all
+            self.agents = []
+        return self._each(observations), rewards, ended, cut, {}
+
+    def _each(self, values: tp.Iterable) -> dict:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+
+def _parallel(env: tp.Any) -> tp.Any:
+    if isinstance(getattr(env, "action_space", None), spaces.Tuple):
+        if not isinstance(env.observation_space, spaces.Tuple):
+            raise SableError("its actions are a tuple over agents and its observations are not")
+        return Tuples(env)
+    if hasattr(env, "agent_iter") and hasattr(env, "last"):
+        raise SableError("its agents act in turns (AEC): give its parallel form, such as parallel_env")
+    for part in ("possible_agents", "observation_space", "action_space", "reset", "step"):
+        if not hasattr(env, part):
+            raise SableError(f"{type(env).__name__} is no PettingZoo parallel environment: it has no {part}")
+    if not env.possible_agents:
+        raise SableError("its possible_agents are empty: sable needs to know all agents that can ever appear")
+    return env
+
+
+def _view_space(space: tp.Any) -> tp.Any:
+    """The space of what is flattened into a view: an observation without its mask."""
+    if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+        others = {name: part for name, part in space.spaces.items() if name != "action_mask"}
+        return others["observation"] if set(others) == {"observation"} else spaces.Dict(others)
+    return space
+
+
+def _flat(space: tp.Any, observation: tp.Any) -> np.ndarray:
+    if isinstance(space, spaces.Box):  # by far the most common; gymnasium's own way is slower
+        flat = np.asarray(observation, np.float32).ravel()
+        if flat.size != int(np.prod(space.shape)):
+            raise SableError(f"an observation of shape {np.shape(observation)} is not in its space {space}")
+        return flat
+    return np.asarray(spaces.flatten(space, observation), np.float32)
+
+
+def _time_limit(env: tp.Any, given: tp.Any) -> int:
+    """The most steps of an episode: as given, else as the environment says."""
+    if given is None:
+        inner = getattr(env, "unwrapped", env)
+        places = [env, inner, getattr(env, "spec", None)]
+        found = [getattr(place, name, None) for place in places for name in _LIMITS]
+        given = next((limit for limit in found if isinstance(limit, int) and limit > 0), None)
+        if given is None:
+            raise SableError(
+                "it does not say how long an episode can last (max_cycles, max_steps): give --options "
+                "time_limit=STEPS; episodes are then cut there"
+            )
+    if type(given) is not int or given < 1:
+        raise SableError(f"option time_limit={given!r}: expected a whole number of at least 1")
+    return given
+
+
+def _action_sizes(agents: list, actions: list) -> dict[str, int]:
+    """`num_actions` and `action_size` of a team, one of them 0."""
+    if all(isinstance(space, spaces.Discrete) for space in actions):
+        return {"num_actions": max(int(space.n) for space in actions), "action_size": 0}
+    if all(isinstance(space, spaces.Box) for space in actions):
+        for agent, space in zip(agents, actions, strict=True):
+            if not space.is_bounded():
+                raise SableError(f"the actions of agent {agent!r} have no bounds ({space}): give them some")
+        return {"num_actions": 0, "action_size": max(int(np.prod(space.shape)) for space in actions)}
+    raise SableError(
+        f"agents' actions must all be Discrete or all be Box; these are {', '.join(map(str, actions[:4]))}"
+    )
