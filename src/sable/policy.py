@@ -172,7 +172,7 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
 def _of_run(directory: Path, seed: int | None) -> Policy:
     """A run's policy."""
     run, config = runs.read_config(directory)
-    arrays = checkpoint.read(directory, "best.")
+    arrays = checkpoint.read(directory, "best.", dataclasses.asdict(run) | dataclasses.asdict(config))
     if seed is not None and seed not in run.seeds:
         raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
     scores = np.asarray(arrays["best.score"], float)
