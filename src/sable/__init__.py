@@ -369,14 +369,15 @@ def _train(
             raise _refusal(error, env, run, config, None if resume else directory) from None
         if not processes.leads():
             return result
-        if resumed:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
-            runs.note_resumption(directory, resumed)
-        draw_curve(directory, result.summary.get("absolute_return"))
-        if result.interrupted is None:
-            results.export(directory, result.summary)
-            if run.video:
-                _leave_video(directory, env, run, quiet=quiet)
-            runs.finish(directory, result.summary)
+        with runs.writing(directory):
+            if resumed:  # noted only now: a run of which no checkpoint is whole is left untouched
+                runs.note_resumption(directory, resumed)
+            draw_curve(directory, result.summary.get("absolute_return"))
+            if result.interrupted is None:
+                results.export(directory, result.summary)
+                if run.video:
+                    _leave_video(directory, env, run, quiet=quiet)
+                runs.finish(directory, result.summary)
     return result
 
 

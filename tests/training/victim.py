@@ -1,6 +1,9 @@
 """Runs that are killed: a process of its own that trains in children and ends them at moments of its choice.
 
-    python victim.py FOLDER SYSTEM EVALUATIONS KILLS SEED
+    python victim.py kill FOLDER SYSTEM EVALUATIONS KILLS SEED
+    python victim.py end FOLDER SYSTEM COUNT BLOCKS SEED
+
+`end` asks them to end, by SIGTERM, every second one while it compiles a network of that many blocks.
 
 The children are forked after the imports and before jax starts anything, so that a life costs only tracing
 and reading compiled programs. Nothing in the package knows of this: the parent watches the run's folder.
@@ -22,7 +25,7 @@ import sable
 import sable.policy
 import sable.training.curve
 from sable.config import RunConfig, field_names, system_config
-from sable.training import checkpoint
+from sable.training import checkpoint, loop
 
 SIZES = {"evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}
 SIZES |= {"num_epochs": 1, "num_minibatches": 1, "embed_dim": 8, "num_heads": 1, "num_blocks": 1}
@@ -110,10 +113,81 @@ def kill_once(directory: Path, evaluations: int, rng: random.Random, inside: boo
     return {"inside": bool(partials(directory)), "committed": after, "whole": whole, "lost": lost}
 
 
+def work_long(directory: Path, diary: Path, blocks: int) -> None:
+    """Train what takes long, keeping a diary of phases and of finished updates. With several blocks its unit
+    takes long to compile too, and is not read from a cache."""
+
+    class Diary(loop.Logger):
+        def _note(self, *words):
+            with diary.open("a") as file:
+                file.write(" ".join(map(str, words)) + "\n")
+
+        def phase(self, text):
+            super().phase(text)
+            if text == "compiling" and blocks > 1:
+                jax.config.update("jax_enable_compilation_cache", False)
+            self._note("phase", text)
+
+        def progress(self, steps, seconds_training):
+            super().progress(steps, seconds_training)
+            self._note("finished", steps // 256)
+
+    loop.Logger = Diary
+    system = directory.parent.name
+    names = field_names(RunConfig) + field_names(system_config(system))
+    fields = {name: value for name, value in SIZES.items() if name in names}
+    fields |= {"total_steps": 1_000_000_000, "num_evaluations": 100_000, "num_envs": 16, "rollout_length": 16}
+    if blocks > 1:
+        fields |= {"num_blocks": blocks, "num_heads": 4, "embed_dim": 64, "num_minibatches": 4}
+    result = sable.train(
+        TASKS[system], system=system, out=directory.parents[3], name=directory.name, quiet=True, **fields
+    )
+    os._exit(128 + (result.interrupted or 0))
+
+
+def end_once(directory: Path, rng: random.Random, blocks: int) -> dict:
+    """What came of one life that was asked to end."""
+    diary = directory.parents[3] / f"{directory.name}.txt"
+    pid = child(lambda: work_long(directory, diary, blocks))
+    wanted = "phase compiling" if blocks > 1 else "phase training"
+    while not diary.exists() or wanted not in diary.read_text():
+        assert ended(pid) is None, "it ended by itself"
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, min(3.0, blocks / 2)))
+    asked = time.monotonic()
+    said = diary.read_text().splitlines()
+    os.kill(pid, signal.SIGTERM)
+    while (code := ended(pid)) is None:
+        if time.monotonic() - asked > 60:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    seconds = time.monotonic() - asked
+    finished = [int(line.split()[1]) for line in diary.read_text().splitlines() if "finished" in line]
+    folder = directory / checkpoint.FOLDER
+    committed = checkpoint.steps(folder) if folder.is_dir() else []
+    whole = [step for step in committed if checkpoint._whole(folder / f"{step:010d}")]
+    saved = checkpoint._verified(folder / f"{whole[-1]:010d}")["facts"]["updates"] if whole else 0
+    phase = [line for line in said if line.startswith("phase")][-1].removeprefix("phase ")
+    return {
+        "phase": phase,
+        "seconds": round(seconds, 2),
+        "code": code,
+        "finished": max(finished, default=0),
+        "saved": saved,
+    }
+
+
 def main() -> None:
-    folder, system, evaluations, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    rng, killed, number = random.Random(int(sys.argv[5])), 0, 0
-    runs = place(folder, system)
+    folder, system, seed = Path(sys.argv[2]), sys.argv[3], int(sys.argv[-1])
+    rng, runs = random.Random(seed), place(folder, system)
+    if sys.argv[1] == "end":
+        for number in range(int(sys.argv[4])):
+            blocks = 1 if number % 2 else int(sys.argv[5])
+            life = end_once(runs / f"ended-{number}", rng, blocks)
+            print(json.dumps(life), flush=True)
+        return
+    evaluations, kills = int(sys.argv[4]), int(sys.argv[5])
+    killed, number = 0, 0
 
     def finish(directory: Path) -> None:
         pid = child(lambda: train(directory, evaluations))

@@ -112,7 +112,9 @@ def discard(directory: Path) -> None:
 def claim(directory: Path) -> tp.Iterator[None]:
     """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
-    with (directory / ".claim").open("a+") as file:
+    with writing(directory):
+        file = (directory / ".claim").open("a+")
+    with file:
         if not _locked(file, patience=1.0):
             raise Claimed(f"{directory} is being worked on by another process: {holder(directory)}")
         file.truncate(0)
@@ -267,6 +269,19 @@ def _require_writable(directory: Path) -> None:
     effective = os.access in os.supports_effective_ids
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=effective):
         raise PermissionError(None, f"no permission to write in {nearest}")
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> tp.Iterator[None]:
+    """Says in one line that the disk or the folder does not take what is written to a run, which can go on
+    later."""
+    try:
+        yield
+    except OSError as error:
+        raise SableError(
+            f"cannot write to {directory}: {error.strerror or error}; what is saved of the run is untouched, "
+            f"go on with --resume {directory}"
+        ) from None
 
 
 def _cannot_write(directory: Path, error: OSError) -> SableError:
