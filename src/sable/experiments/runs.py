@@ -293,7 +293,7 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
 def read_object(path: Path) -> dict[str, tp.Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SableError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise SableError(f"{path} is damaged: it does not hold a JSON object")

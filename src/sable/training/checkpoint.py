@@ -308,7 +308,7 @@ def _reason(error: Exception) -> str:
 
 def plain(settings: Settings) -> Settings:
     """`settings` as JSON gives them back."""
-    return json.loads(json.dumps(dict(settings)))
+    return json.loads(json.dumps(dict(settings), default=lambda number: number.item()))
 
 
 def _place(folder: Path, step: int) -> Path:

@@ -358,7 +358,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _row(line: str) -> Row | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if (
         not isinstance(row, dict)
@@ -406,7 +406,10 @@ def _finite(value: float) -> float | None:
 
 
 def number(value: tp.Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    """`value` as a float; nan where it is none, or too large to be one."""
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    return math.nan
 
 
 def _plus_minus(progress: Progress) -> str:

@@ -25,7 +25,7 @@ from sable.training.evaluate import play
 from sable.training.interruption import interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
 from sable.training.program import RunState, causes, make_program, one_by_one
-from sable.types import PyTree
+from sable.types import EnvSpec, PyTree
 
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 """What a checkpoint says of how far the run had come."""
@@ -86,7 +86,7 @@ def train(
         shapes = jax.eval_shape(begin, *lanes)
     places, everywhere = devices.places(mesh, shapes), devices.everywhere(mesh)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
-    settings = dataclasses.asdict(run) | dataclasses.asdict(config)
+    settings = asked_for(run, config, env.spec)
     logger: Logger = Mute()
 
     def farewell() -> None:
@@ -217,8 +217,7 @@ def evaluate(
     """
     begin = one_by_one(make_program(env, system, run, config).start)
     shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
-    settings = dataclasses.asdict(run) | dataclasses.asdict(config)
-    state, facts = checkpoint.restore(directory, shapes, settings)
+    state, facts = checkpoint.restore(directory, shapes, asked_for(run, config, env.spec))
     if not facts["evaluations"]:
         raise SableError(
             f"{directory} was stopped before its first evaluation: it has no best parameters yet"
@@ -243,6 +242,12 @@ def evaluate(
             [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
         ],
     }
+
+
+def asked_for(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> checkpoint.Settings:
+    """What tells a run's checkpoints from those of others."""
+    sizes = {f"environment's {name}": value for name, value in dataclasses.asdict(spec).items()}
+    return dataclasses.asdict(run) | dataclasses.asdict(config) | sizes
 
 
 def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
