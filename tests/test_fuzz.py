@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import typing as tp
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +66,9 @@ def mutated_json(rng: random.Random, content: bytes) -> bytes:
             elif what == 1 and isinstance(node, dict):
                 node[str(rng.choice(NASTY))] = node.pop(key)
             elif what == 2 and isinstance(node, dict):
-                node[f"new {rng.randrange(3)}"] = rng.choice(NASTY)
+                node[f"new {rng.randrange(3)}"] = deepcopy(rng.choice(NASTY))
             else:
-                node[key] = rng.choice(NASTY)
+                node[key] = deepcopy(rng.choice(NASTY))
             break
     return json.dumps(data).encode()
 

@@ -220,3 +220,95 @@ def test_every_system_can_be_loaded(system, tmp_path):
     team.reset(batch=2)
     for greedy in (False, True):
         assert team.act(np.zeros((2, 2, team.spec.view_size)), greedy=greedy).shape[:2] == (2, 2)
+
+
+STEPS, BATCH = 6, 3
+
+ALONE = """
+import sys
+sys.modules |= dict.fromkeys(["sable", "flax", "optax", "orbax"])  # importing one of them fails
+import json, re
+import numpy as np
+given = np.load("given.npz")
+code = re.search(r"```python\\n(.*?)```", open("team/README.md").read(), re.DOTALL)[1]  # as it tells the user
+code = code.replace("interface.json", "team/interface.json").replace("greedy.onnx", "team/greedy.onnx")
+code = code.replace('"sampled.stablehlo"', f'"team/{sys.argv[1]}"')
+opening, step = code.split("actions, ", 1)
+exec(opening.replace("batch, seed = 16, 0", "batch, seed = 3, 7").replace(", 16", ", 3"))
+if sys.argv[1] == "greedy.stablehlo":
+    del memory["key"]
+chosen = []
+for views, legal, first in zip(given["views"], given["legal"], given["first"]):
+    exec("actions, " + step)
+    chosen.append(np.asarray(actions))
+np.save("actions.npy", np.stack(chosen))
+"""
+
+
+def trained(system: str, out):
+    task = "probe/continuous" if system in ("masac", "hasac") else "probe/recall"
+    return sable.train(task, system=system, out=out, quiet=True, **SMALL, **SIZES).directory
+
+
+def assert_parity(run, place, format: str, file: str) -> None:
+    """What a process without sable chooses is what `policy.act` chooses."""
+    team, rng = sable.load(run), np.random.default_rng(0)
+    spec, lead = team.spec, (STEPS, BATCH, team.spec.num_agents)
+    legal = rng.random((*lead, spec.num_actions or 1)) < 0.7
+    legal[..., 0] = True
+    given = {"views": rng.normal(size=(*lead, spec.view_size)).astype(np.float32), "legal": legal}
+    given["first"] = np.arange(STEPS)[:, None] == [0, 2, 4]
+    np.savez(place / "given.npz", **given)
+    if not (place / "team").exists():  # elsewhere: the checks of shapes in tests know no symbolic batch
+        export = [sys.executable, "-m", "sable.cli", "export", str(run), "-o", "team", "--format", format]
+        subprocess.run(export, cwd=place, check=True)
+    subprocess.run([sys.executable, "-c", ALONE, file], cwd=place, check=True)
+    team.reset(batch=BATCH, seed=7)
+    greedy = file.startswith("greedy")
+    expected = [team.act(v, x, f, greedy=greedy) for v, x, f in zip(*given.values(), strict=True)]
+    found = np.load(place / "actions.npy")
+    if spec.discrete:
+        np.testing.assert_array_equal(found, np.stack(expected))
+    else:
+        np.testing.assert_allclose(found, np.stack(expected), atol=1e-5)
+
+
+def test_stablehlo_runs_with_jax_alone_and_acts_alike(run, tmp_path):
+    assert_parity(run.directory, tmp_path, "stablehlo", "sampled.stablehlo")
+    about = json.loads((tmp_path / "team" / "interface.json").read_text())
+    assert about["platforms"] == ["cpu", "cuda"] and about["inputs"]["views"]["shape"] == ["batch", 2, 4]
+    assert {path.name for path in (tmp_path / "team").iterdir()} == {
+        "sampled.stablehlo", "greedy.stablehlo", "interface.json", "README.md",
+    }  # fmt: skip
+    assert_parity(run.directory, tmp_path, "stablehlo", "greedy.stablehlo")
+
+
+def test_formats_are_checked_and_nothing_is_overwritten(run, tmp_path, capsys):
+    assert main(["export", str(run.directory), "-o", str(tmp_path / "x"), "--format", "stablehol"]) == 2
+    assert "did you mean 'stablehlo'?" in capsys.readouterr().err and not (tmp_path / "x").exists()
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(SableError, match="already holds something"):
+        sable.export(run.directory, tmp_path, format="stablehlo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["mat", "ippo", "mappo", "qmix", "masac", "hasac"])
+def test_every_system_runs_as_stablehlo(system, tmp_path):
+    assert_parity(trained(system, tmp_path), tmp_path, "stablehlo", "sampled.stablehlo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["sable", "mat", "ippo", "mappo", "qmix", "masac"])
+def test_onnx_runs_in_an_onnx_runtime_and_acts_alike(system, tmp_path):
+    pytest.importorskip("jax2onnx")
+    pytest.importorskip("onnxruntime")
+    assert_parity(trained(system, tmp_path), tmp_path, "onnx", "greedy.onnx")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_converted_is_one_line(tmp_path):
+    pytest.importorskip("jax2onnx")
+    export = [sys.executable, "-m", "sable.cli", "export", "--format", "onnx", "-o", "team"]
+    done = subprocess.run([*export, str(trained("hasac", tmp_path))], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot convert hasac: " in done.stderr
+    assert "--format stablehlo would work" in done.stderr.splitlines()[-1]

@@ -250,12 +250,25 @@ def load(path: str | Path, *, seed: int | None = None) -> "Policy":
     return policy.load(path, seed=seed)
 
 
-def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
+def export(
+    run: str | Path, out: str | Path, *, seed: int | None = None, format: str = "safetensors"
+) -> Path:
     """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
-    model card."""
+    model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable."""
+    from sable.errors import SableError, suggest
+
+    formats = ("safetensors", "stablehlo", "onnx")
+    if format not in formats:
+        near = suggest(str(format), formats)
+        raise SableError(f"unknown format {format!r}{near}; formats: {', '.join(formats)}")
     from sable import policy
 
-    return policy.export(run, out, seed=seed)
+    if format == "safetensors":
+        return policy.export(run, out, seed=seed)
+    from sable import deployment
+
+    write = partial(deployment.write, format=format)
+    return policy.export(run, out, seed=seed, write=lambda team, folder, seed: write(team, folder, seed=seed))
 
 
 def watch(

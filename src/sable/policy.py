@@ -51,7 +51,7 @@ class Policy:
         self.seed = seed  # which of the run's seeds it is
         self.params = jax.tree.map(jnp.asarray, params)  # on the device, once
         self.system = systems.make(run.system, spec, config)
-        self._steps = {greedy: jax.jit(partial(self._decide, greedy=greedy)) for greedy in (False, True)}
+        self._steps = {greedy: jax.jit(partial(self.decide, greedy=greedy)) for greedy in (False, True)}
         self._memory: Memory | None = None
 
     def reset(self, batch: int = 1, seed: int = 0) -> None:
@@ -109,8 +109,9 @@ class Policy:
             key=jax.random.key(seed),
         )
 
-    def _decide(self, params, memory, view, legal, first, *, greedy):
-        key, sample_key = jax.random.split(memory.key)
+    def decide(self, params, memory, view, legal, first, *, greedy):
+        """`step` as a pure function of arrays: (the actions, the memory after them)."""
+        key, sample_key = (memory.key, None) if greedy else jax.random.split(memory.key)
         time = jnp.where(first, 0, memory.time)
         # Only critics look at the global state, and nobody asks for values here.
         size = self.spec.state_size
@@ -119,7 +120,7 @@ class Policy:
             params,
             Observation(view=view, legal=legal, time=time, state=state),
             tree.reset(memory.remembered, first),
-            None if greedy else sample_key,
+            sample_key,
         )
         return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
 
@@ -149,15 +150,25 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     return Policy(run, config, spec, _nested(params), about.get("seed"))
 
 
-def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
-    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card."""
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    write: tp.Callable[[Policy, Path, int], None] | None = None,
+) -> Path:
+    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
+    what `write` makes of the policy, the folder and the seed."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    ours = not folder.exists() or (folder / ABOUT).is_file()
+    ours = write is None and (folder / ABOUT).is_file() or not folder.exists()
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
     policy = _of_run(directory, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if write is not None:
+            write(policy, folder, chosen)
+            return folder
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():
             shutil.copyfile(directory / "curve.png", folder / "curve.png")
