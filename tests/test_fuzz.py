@@ -25,7 +25,20 @@ NASTY: tuple[tp.Any, ...] = (
     None, True, -1, 0, 10**30, 1e300, "", "x", "sable", "../../etc", "a\0b", "é" * 300, [], [[]], {}, {"a": 1}, 0.5,
     ["x", None], float("nan"), float("inf"),
 )  # fmt: skip
-TOKENS = (b"NaN", b"1e999", b"-", b"null", b"{}", b"[", b'"', b"\xff\xfe", b"\0", b"\n", b"9" * 5000, b"[" * 5000)
+TOKENS = (
+    b"NaN",
+    b"1e999",
+    b"-",
+    b"null",
+    b"{}",
+    b"[",
+    b'"',
+    b"\xff\xfe",
+    b"\0",
+    b"\n",
+    b"9" * 5000,
+    b"[" * 5000,
+)
 
 
 def mutated_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -170,7 +183,9 @@ def test_no_code_of_ours_could_execute_a_file():
                 assert called not in {"eval", "exec", "compile", "__import__"}, where
                 assert not any(word.arg == "allow_pickle" for word in node.keywords), where
                 if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-                    assert (node.func.value.id, node.func.attr) not in {("np", "load"), ("jnp", "load")}, where
+                    assert (node.func.value.id, node.func.attr) not in {("np", "load"), ("jnp", "load")}, (
+                        where
+                    )
 
 
 def test_a_policy_from_elsewhere_does_not_choose_what_is_imported(folder, tmp_path, monkeypatch):

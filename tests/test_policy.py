@@ -13,7 +13,9 @@ import pytest
 import sable
 from sable import policy, systems, tensors
 from sable.cli import main
+from sable.envs.probes import PROBES
 from sable.errors import SableError
+from sable.training.evaluate import play
 from sable.types import Observation
 
 SMALL = {"total_steps": 640, "num_evaluations": 2, "evaluation_episodes": 4, "absolute_episodes": 4}
@@ -61,6 +63,34 @@ def test_acting_is_what_the_system_does_with_the_best_parameters(run, views):
         memory = decision.memory
         actions.append(decision.action)
     np.testing.assert_array_equal(played(team, views, greedy=True), np.stack(actions))
+
+
+def test_acting_is_what_the_evaluator_does_given_the_same_noise(run):
+    """The evaluator's own loop plays, with the noise a policy of that seed would draw; what it saw is shown to
+    the policy."""
+    team, env, episodes, seen = sable.load(run.directory), PROBES["recall"], 5, []
+    system = systems.make("sable", team.spec, team.config)
+    key, noise = jax.random.key(7), []
+    for _ in range(env.spec.time_limit):
+        key, sample_key = jax.random.split(key)
+        noise.append(sample_key)
+    noise = jnp.stack(noise)
+
+    def exploit(params, observation, memory, _):
+        decision = system.exploit(params, observation, memory, noise[observation.time[0]])
+        shown = observation.view, observation.legal, decision.action
+        jax.debug.callback(lambda *now: seen.append([np.asarray(x) for x in now]), *shown, ordered=True)
+        return decision
+
+    evaluator = jax.jit(
+        lambda params: play(env, system._replace(exploit=exploit), params, noise[0], episodes)
+    )
+    jax.block_until_ready(evaluator(team.params))
+    jax.effects_barrier()
+    assert len(seen) == env.spec.time_limit
+    team.reset(batch=episodes, seed=7)
+    for view, legal, action in seen:
+        np.testing.assert_array_equal(team.act(view, legal), action)
 
 
 def test_sampling_depends_on_the_seed_alone_and_greedy_on_nothing(run, views):
@@ -162,7 +192,9 @@ def test_safetensors_reads_what_we_write_and_we_read_what_it_writes(run, tmp_pat
     assert theirs.keys() == ours.keys() and len(ours) > 10
     rng = np.random.default_rng(0)
     kinds = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
-    many = {kind: rng.integers(0, 2, (3, 5)).astype(kind) for kind in kinds} | {"none": np.zeros((0, 2), "f4")}
+    many = {kind: rng.integers(0, 2, (3, 5)).astype(kind) for kind in kinds} | {
+        "none": np.zeros((0, 2), "f4")
+    }
     save_file(many, tmp_path / "theirs.safetensors")
     tensors.write(tmp_path / "ours.safetensors", many)
     for found, expected in (
@@ -309,6 +341,8 @@ def test_onnx_runs_in_an_onnx_runtime_and_acts_alike(system, tmp_path):
 def test_what_cannot_be_converted_is_one_line(tmp_path):
     pytest.importorskip("jax2onnx")
     export = [sys.executable, "-m", "sable.cli", "export", "--format", "onnx", "-o", "team"]
-    done = subprocess.run([*export, str(trained("hasac", tmp_path))], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*export, str(trained("hasac", tmp_path))], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "cannot convert hasac: " in done.stderr
     assert "--format stablehlo would work" in done.stderr.splitlines()[-1]

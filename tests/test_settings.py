@@ -155,7 +155,12 @@ def damaged() -> dict[str, tp.Any]:
 def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
     before = resolve({"seeds": (4,), "task": "probe/recall"}, {"clip_eps": 0.3})
     data = to_dict(*before)
-    for part, name in (("run", "pool_size"), ("run", "devices"), ("config", "decoding"), ("config", "memory")):
+    for part, name in (
+        ("run", "pool_size"),
+        ("run", "devices"),
+        ("config", "decoding"),
+        ("config", "memory"),
+    ):
         data[part] = {key: value for key, value in data[part].items() if key != name}
     assert from_dict(json.loads(json.dumps(data))) == before
     data["config"]["clip_epsilon"] = 0.1

@@ -250,9 +250,7 @@ def load(path: str | Path, *, seed: int | None = None) -> "Policy":
     return policy.load(path, seed=seed)
 
 
-def export(
-    run: str | Path, out: str | Path, *, seed: int | None = None, format: str = "safetensors"
-) -> Path:
+def export(run: str | Path, out: str | Path, *, seed: int | None = None, format: str = "safetensors") -> Path:
     """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
     model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable."""
     from sable.errors import SableError, suggest

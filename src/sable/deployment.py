@@ -117,7 +117,9 @@ def write(policy: Policy, folder: Path, *, format: str, seed: int) -> None:
     if format == "onnx":
         files = {"greedy.onnx": onnx(policy)}
     else:
-        files = {f"{name}.stablehlo": stablehlo(policy, greedy=name == "greedy") for name in ("sampled", "greedy")}
+        files = {
+            f"{name}.stablehlo": stablehlo(policy, greedy=name == "greedy") for name in ("sampled", "greedy")
+        }
     one = step(policy, greedy=format == "onnx")
     given = {"views": one.views, "legal": one.legal, "first": one.first}
     for name, content in files.items():

@@ -136,7 +136,11 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     about = _read(directory / ABOUT)
     total = about.pop("sum", None)
     try:
-        if about["format"] not in (1, FORMAT) or total != _sum(about) and (about["format"], total) != (1, None):
+        if (
+            about["format"] not in (1, FORMAT)
+            or total != _sum(about)
+            and (about["format"], total) != (1, None)
+        ):
             raise SableError("it is not what was written")
         _refuse_foreign_code(about["settings"]["run"]["system"])
         (run, config), spec = settings.from_dict(about["settings"]), _spec(about["spec"])
@@ -231,7 +235,9 @@ def _absolute(directory: Path) -> np.ndarray:
 def _refuse_foreign_code(system: tp.Any) -> None:
     """A folder from elsewhere must not choose which module is imported here."""
     if system not in SYSTEM_CONFIGS and system not in sys.modules:
-        raise SableError(f"its system is a module, {system!r}: import it yourself, if you trust it, and load again")
+        raise SableError(
+            f"its system is a module, {system!r}: import it yourself, if you trust it, and load again"
+        )
 
 
 def _sum(about: dict[str, tp.Any]) -> str:

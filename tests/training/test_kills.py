@@ -187,7 +187,10 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
 
 
 def test_memory_that_a_device_does_not_have_is_one_line():
-    with pytest.raises(SableError, match=r"ran out of memory .* fewer --num-envs") as error, memory.explained():
+    with (
+        pytest.raises(SableError, match=r"ran out of memory .* fewer --num-envs") as error,
+        memory.explained(),
+    ):
         jnp.zeros(1 << 46).block_until_ready()
     assert "\n" not in str(error.value)
     with pytest.raises(ZeroDivisionError), memory.explained():

@@ -66,7 +66,9 @@ def treacherous(system: str):
     )
 
 
-@pytest.mark.parametrize("system", ["masac", *slow("reinforce", "sable", "mat", "ippo", "mappo", "hasac", "qmix")])
+@pytest.mark.parametrize(
+    "system", ["masac", *slow("reinforce", "sable", "mat", "ippo", "mappo", "hasac", "qmix")]
+)
 def test_what_an_environment_gives_that_is_not_finite_halts_its_seed_alone(system):
     made = parts(system, treacherous(system))
     program = programs.make_program(*made)

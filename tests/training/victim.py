@@ -69,8 +69,9 @@ def train(directory: Path, num_evaluations: int) -> None:
     if directory.exists():
         sable.train(resume=directory, quiet=True)
         return
-    system, names = directory.parent.name, field_names(RunConfig) + field_names(
-        system_config(directory.parent.name)
+    system, names = (
+        directory.parent.name,
+        field_names(RunConfig) + field_names(system_config(directory.parent.name)),
     )
     fields = {name: value for name, value in SIZES.items() if name in names}
     fields |= {"total_steps": num_evaluations * 16, "num_evaluations": num_evaluations, "seeds": (3, 5)}
