@@ -50,8 +50,8 @@ HEAVY |= {
         *(f"experiments/{name}.py" for name in ("live", "board", "tune_view")),
     }
 }
-HEAVY |= {"orbax": {"training/checkpoint.py"}}
 HEAVY |= {"PIL": {"watching/film.py"}, "imageio_ffmpeg": {"watching/film.py"}}
+HEAVY |= {"orbax": {"training/checkpoint.py"}, "jax2onnx": {"deployment.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

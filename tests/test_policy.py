@@ -66,8 +66,8 @@ def test_acting_is_what_the_system_does_with_the_best_parameters(run, views):
 
 
 def test_acting_is_what_the_evaluator_does_given_the_same_noise(run):
-    """The evaluator's own loop plays, with the noise a policy of that seed would draw; what it saw is shown to
-    the policy."""
+    """The evaluator's own loop plays, with the noise a policy of that seed would draw; what it saw the policy
+    sees."""
     team, env, episodes, seen = sable.load(run.directory), PROBES["recall"], 5, []
     system = systems.make("sable", team.spec, team.config)
     key, noise = jax.random.key(7), []

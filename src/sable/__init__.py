@@ -265,8 +265,7 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None, format:
         return policy.export(run, out, seed=seed)
     from sable import deployment
 
-    write = partial(deployment.write, format=format)
-    return policy.export(run, out, seed=seed, write=lambda team, folder, seed: write(team, folder, seed=seed))
+    return policy.export(run, out, seed=seed, write=partial(deployment.write, format=format))
 
 
 def watch(

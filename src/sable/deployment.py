@@ -76,7 +76,7 @@ def stablehlo(policy: Policy, *, greedy: bool) -> bytes:
     given = [shape("", array) for array in (one.views, one.legal, one.first)]
     with jax.default_matmul_precision(policy.run.precision):
         exported = export.export(jax.jit(one.function), platforms=PLATFORMS)(memory, *given)
-    return exported.serialize()
+    return bytes(exported.serialize())
 
 
 def onnx(policy: Policy) -> bytes:
@@ -112,7 +112,7 @@ def onnx(policy: Policy) -> bytes:
     return model.SerializeToString()
 
 
-def write(policy: Policy, folder: Path, *, format: str, seed: int) -> None:
+def write(policy: Policy, folder: Path, *, format: str) -> None:
     """Fill `folder` with the policy in that format, `interface.json` last."""
     if format == "onnx":
         files = {"greedy.onnx": onnx(policy)}
@@ -128,7 +128,7 @@ def write(policy: Policy, folder: Path, *, format: str, seed: int) -> None:
         "format": format,
         "task": policy.run.task,
         "system": policy.run.system,
-        "seed": seed,
+        "seed": policy.seed,
         "jax": jax.__version__,
         "platforms": list(PLATFORMS) if format == "stablehlo" else ["any ONNX runtime"],
         "sha256": {name: checkpoint.sha256(folder / name) for name in files},
@@ -190,9 +190,9 @@ memory = dict(zip(memory, after))
 def _readme(policy: Policy, format: str) -> str:
     return f"""# {policy.run.system} on {policy.run.task}, as {format}
 
-One call is one step of {policy.spec.num_agents} agents in `batch` episodes. Memory goes in and comes out; all zeros is
-its beginning. `first` [batch] is true where an episode begins, which empties that part of the memory; `legal` says
-which actions may be taken. `{INTERFACE}` lists types and shapes.
+One call is one step of {policy.spec.num_agents} agents in `batch` episodes. Memory goes in and comes out;
+it begins with zeros. `first` [batch] is true where an episode begins, which empties that part of the memory;
+`legal` says which actions may be taken. `{INTERFACE}` lists types and shapes.
 
 ```python{_STABLEHLO if format == "stablehlo" else _ONNX}```
 """

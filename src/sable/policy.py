@@ -136,10 +136,8 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     about = _read(directory / ABOUT)
     total = about.pop("sum", None)
     try:
-        if (
-            about["format"] not in (1, FORMAT)
-            or total != _sum(about)
-            and (about["format"], total) != (1, None)
+        if about["format"] not in (1, FORMAT) or (
+            total != _sum(about) and (about["format"], total) != (1, None)
         ):
             raise SableError("it is not what was written")
         _refuse_foreign_code(about["settings"]["run"]["system"])
@@ -159,19 +157,19 @@ def export(
     out: str | Path,
     *,
     seed: int | None = None,
-    write: tp.Callable[[Policy, Path, int], None] | None = None,
+    write: tp.Callable[[Policy, Path], None] | None = None,
 ) -> Path:
     """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
-    what `write` makes of the policy, the folder and the seed."""
+    what `write` makes of the policy in it."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    ours = write is None and (folder / ABOUT).is_file() or not folder.exists()
+    ours = (write is None and (folder / ABOUT).is_file()) or not folder.exists()
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
     policy = _of_run(directory, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if write is not None:
-            write(policy, folder, chosen)
+            write(policy, folder)
             return folder
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():

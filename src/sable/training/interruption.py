@@ -50,7 +50,7 @@ def interruption(farewell: tp.Callable[[], None] | None = None) -> tp.Iterator[I
 
 @contextmanager
 def _watch(state: Interruption, farewell: tp.Callable[[], None]) -> tp.Iterator[None]:
-    """A thread that hears of signals at once, while Python's own handlers wait for compiled code to return."""
+    """A thread that hears of signals at once; Python's own handlers wait for compiled code to return."""
     hears, says = os.pipe()
     os.set_blocking(says, False)
     before = signal.set_wakeup_fd(says, warn_on_full_buffer=False)

@@ -138,24 +138,28 @@ class Events:
     def __init__(self, directory: Path, evaluated_steps: int):
         """What TensorBoard has seen beyond `evaluated_steps` it is told to forget."""
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto import event_pb2
 
         self._writer = None
         with contextlib.suppress(OSError):
             directory.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}")
         if evaluated_steps:
-            start = SessionLog(status=SessionLog.START)
-            self._try(lambda writer: writer.write_event(Event(step=evaluated_steps + 1, session_log=start)))
+            pb: tp.Any = event_pb2
+            start = pb.Event(step=evaluated_steps + 1, session_log=pb.SessionLog(status=pb.SessionLog.START))
+            self._try(lambda writer: writer.write_event(start))
 
     def write(self, steps: int, scalars: Mapping[str, float]) -> None:
         """Record these values."""
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto import event_pb2
         from tensorboardX.summary import scalar
+
+        pb: tp.Any = event_pb2
 
         def record(writer: tp.Any) -> None:
             for name, value in scalars.items():
-                writer.write_event(Event(wall_time=time.time(), step=steps, summary=scalar(name, value)))
+                event = pb.Event(wall_time=time.time(), step=steps, summary=scalar(name, value))
+                writer.write_event(event)
             writer.flush()
 
         self._try(record)

@@ -110,8 +110,8 @@ def train(
         def save() -> None:
             logger.phase("saving")
             now = (updates, evaluations, clock.training_seconds, wall_seconds())
-            now = dict(zip(FACTS, now, strict=True))
-            checkpoint.save(directory, updates + evaluations, state, now, settings)
+            reached = dict[str, tp.Any](zip(FACTS, now, strict=True))
+            checkpoint.save(directory, updates + evaluations, state, reached, settings)
             interrupted.unsaved = False
 
         def save_before(seconds: float) -> None:

@@ -38,8 +38,8 @@ def explained() -> tp.Iterator[None]:
             raise
         asked = re.search(r"allocat\w+ ([\d.]+ ?[A-Za-z]*)", text)
         raise OutOfMemory(
-            f"the device ran out of memory{f' (it was asked for {asked[1]} more)' if asked else ''}; end what "
-            "else uses it, or take fewer --num-envs or --num-seeds, or a shorter --rollout-length: "
+            f"the device ran out of memory{f' (it was asked for {asked[1]} more)' if asked else ''}; end "
+            "what else uses it, or take fewer --num-envs or --num-seeds, or a shorter --rollout-length: "
             "`sable plan TASK` says what fits"
         ) from None
 
