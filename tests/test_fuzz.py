@@ -19,7 +19,13 @@ from sable.experiments import marl_eval, results, runs
 from sable.training.logging import read_rows
 
 ROOT = Path(sable.__file__).parent
-SIZES = {"total_steps": 32, "num_evaluations": 2, "evaluation_episodes": 2, "absolute_episodes": 2}
+SIZES = {
+    "video": False,
+    "total_steps": 32,
+    "num_evaluations": 2,
+    "evaluation_episodes": 2,
+    "absolute_episodes": 2,
+}
 SIZES |= {"num_envs": 4, "rollout_length": 4, "num_minibatches": 1, "policy_layers": (8,)}
 NASTY: tuple[tp.Any, ...] = (
     None, True, -1, 0, 10**30, 1e300, "", "x", "sable", "../../etc", "a\0b", "é" * 300, [], [[]], {},

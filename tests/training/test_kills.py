@@ -156,7 +156,7 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
 
     flags = ["--total-steps", "64", "--num-envs", "4", "--rollout-length", "4", "--num-evaluations", "4"]
     flags += ["--num-minibatches", "1", "--evaluation-episodes", "2", "--absolute-episodes", "2"]
-    flags += ["--critic-layers", "64", "64", "--out", str(small_disk), "--name", "r", "--quiet"]
+    flags += ["--critic-layers", "64", "64", "--out", str(small_disk), "--name", "r", "--quiet", "--no-video"]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Logger", Filling)
         assert main(["train", "probe/bandit", "--system", "ippo", *flags]) == 2

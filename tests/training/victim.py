@@ -27,7 +27,7 @@ import sable.training.curve
 from sable.config import RunConfig, field_names, system_config
 from sable.training import checkpoint, loop
 
-SIZES = {"evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}
+SIZES = {"video": False, "evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}
 SIZES |= {"num_epochs": 1, "num_minibatches": 1, "embed_dim": 8, "num_heads": 1, "num_blocks": 1}
 SIZES |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "batch_size": 8}
 SIZES |= {"replay_size": 64, "warmup_steps": 16, "num_updates_per_rollout": 2}
