@@ -19,7 +19,7 @@ venv: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[jaxmarl,tune,ray,pettingzoo,video,dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[jaxmarl,tune,ray,pettingzoo,video,onnx,dev]'
 	touch $@
 
 # The report's page is tested in a real browser: Debian's, installed where there is none.

@@ -51,8 +51,8 @@ HEAVY |= {
     }
 }
 HEAVY |= {"gymnasium": {"envs/pettingzoo.py"}, "pettingzoo": set()}
-HEAVY |= {"orbax": {"training/checkpoint.py"}}
 HEAVY |= {"PIL": {"watching/film.py"}, "imageio_ffmpeg": {"watching/film.py"}}
+HEAVY |= {"orbax": {"training/checkpoint.py"}, "jax2onnx": {"deployment.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

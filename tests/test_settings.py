@@ -137,20 +137,35 @@ def test_configuration_survives_json_exactly(seeds, options, learning_rate, part
 
 def damaged() -> dict[str, tp.Any]:
     whole = json.loads(to_json(RunConfig(), SableConfig()))
-    without = {key: value for key, value in whole["config"].items() if key != "clip_eps"}
     return {
         "nothing": None,
         "list": [1],
         "foreign": {"model": "x"},
         "no run": {"format": 1, "config": whole["config"]},
         "other format": whole | {"format": 2},
-        "missing field": whole | {"config": without},
+        "missing field": whole | {"run": {k: v for k, v in whole["run"].items() if k != "seeds"}},
         "extra field": whole | {"config": whole["config"] | {"clip_epsilon": 1}},
         "wrong type": whole | {"run": whole["run"] | {"total_steps": "many"}},
         "wrong system": whole | {"run": whole["run"] | {"system": "dqn"}},
         "no system": whole | {"run": {}},
         "bad together": whole | {"config": whole["config"] | {"num_envs": 3}},
     }
+
+
+def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
+    before = resolve({"seeds": (4,), "task": "probe/recall"}, {"clip_eps": 0.3})
+    data = to_dict(*before)
+    for part, name in (
+        ("run", "pool_size"),
+        ("run", "devices"),
+        ("config", "decoding"),
+        ("config", "memory"),
+    ):
+        data[part] = {key: value for key, value in data[part].items() if key != name}
+    assert from_dict(json.loads(json.dumps(data))) == before
+    data["config"]["clip_epsilon"] = 0.1
+    with pytest.raises(SableError, match=r"unknown field 'clip_epsilon' .*did you mean 'clip_eps'"):
+        from_dict(data)
 
 
 @pytest.mark.parametrize("case", damaged())

@@ -264,12 +264,22 @@ def load(path: str | Path, *, seed: int | None = None) -> "Policy":
     return policy.load(path, seed=seed)
 
 
-def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
+def export(run: str | Path, out: str | Path, *, seed: int | None = None, format: str = "safetensors") -> Path:
     """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
-    model card."""
+    model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable."""
+    from sable.errors import SableError, suggest
+
+    formats = ("safetensors", "stablehlo", "onnx")
+    if format not in formats:
+        near = suggest(str(format), formats)
+        raise SableError(f"unknown format {format!r}{near}; formats: {', '.join(formats)}")
     from sable import policy
 
-    return policy.export(run, out, seed=seed)
+    if format == "safetensors":
+        return policy.export(run, out, seed=seed)
+    from sable import deployment
+
+    return policy.export(run, out, seed=seed, write=partial(deployment.write, format=format))
 
 
 def watch(
@@ -405,14 +415,15 @@ def _train(
             raise _refusal(error, env, run, config, None if resume else directory) from None
         if not processes.leads():
             return result
-        if resumed:  # noted only now: a checkpoint that turns out to be damaged leaves the run untouched
-            runs.note_resumption(directory, resumed)
-        draw_curve(directory, result.summary.get("absolute_return"))
-        if result.interrupted is None:
-            results.export(directory, result.summary)
-            if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
-                _leave_video(directory, env, run, quiet=quiet)
-            runs.finish(directory, result.summary)
+        with runs.writing(directory):
+            if resumed:  # noted only now: a run of which no checkpoint is whole is left untouched
+                runs.note_resumption(directory, resumed)
+            draw_curve(directory, result.summary.get("absolute_return"))
+            if result.interrupted is None:
+                results.export(directory, result.summary)
+                if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
+                    _leave_video(directory, env, run, quiet=quiet)
+                runs.finish(directory, result.summary)
     return result
 
 

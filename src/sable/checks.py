@@ -119,6 +119,12 @@ _FRACTION: _Rule = (lambda value: 0 <= value <= 1, "from 0 to 1")
 _WIDTHS: _Rule = (lambda value: value and min(value) >= 1, "of at least 1, one or more")
 
 _RANGES: dict[str, _Rule] = {
+    "num_agents": _COUNT,
+    "view_size": _COUNT,
+    "time_limit": _COUNT,
+    "state_size": _NOT_NEGATIVE,
+    "num_actions": _NOT_NEGATIVE,
+    "action_size": _NOT_NEGATIVE,
     "task": (
         lambda task: ":" in task or all(task.partition("/")),
         "of the form suite/name, as `sable list` prints it, or module:Class",

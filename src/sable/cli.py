@@ -236,6 +236,12 @@ def _export(argv: Argv) -> int:
     parser.add_argument("run", metavar="RUN", help="the run's folder, as `sable train` printed it")
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
     parser.add_count("--seed", "which of the run's seeds (default: the best)")
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT",
+        help="safetensors (default), or one step of the team as a function that runs without sable: "
+        "stablehlo (with jax), onnx (with an ONNX runtime; takes the most probable actions)",
+    )
     given = parse(parser, argv)
     print(sable.export(given.pop("run"), given.pop("out"), **given))
     return 0

@@ -6,8 +6,10 @@
 """
 
 import dataclasses
+import hashlib
 import json
 import shutil
+import sys
 import typing as tp
 from functools import partial
 from pathlib import Path
@@ -16,16 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sable import settings, systems, tensors
-from sable.config import RunConfig, SystemConfig
+from sable import checks, settings, systems, tensors
+from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import runs
 from sable.ops import tree
-from sable.training import checkpoint
+from sable.training import checkpoint, loop
 from sable.training.logging import number, write_atomically
 from sable.types import EnvSpec, Observation, PyTree, struct
 
-FORMAT = 1
+FORMAT = 2
+"""2 has a sum of policy.json itself; 1, which is still read, had none."""
 WEIGHTS, ABOUT = "weights.safetensors", "policy.json"
 
 
@@ -48,7 +51,7 @@ class Policy:
         self.seed = seed  # which of the run's seeds it is
         self.params = jax.tree.map(jnp.asarray, params)  # on the device, once
         self.system = systems.make(run.system, spec, config)
-        self._steps = {greedy: jax.jit(partial(self._decide, greedy=greedy)) for greedy in (False, True)}
+        self._steps = {greedy: jax.jit(partial(self.decide, greedy=greedy)) for greedy in (False, True)}
         self._memory: Memory | None = None
 
     def reset(self, batch: int = 1, seed: int = 0) -> None:
@@ -106,8 +109,9 @@ class Policy:
             key=jax.random.key(seed),
         )
 
-    def _decide(self, params, memory, view, legal, first, *, greedy):
-        key, sample_key = jax.random.split(memory.key)
+    def decide(self, params, memory, view, legal, first, *, greedy):
+        """`step` as a pure function of arrays: (the actions, the memory after them)."""
+        key, sample_key = (memory.key, None) if greedy else jax.random.split(memory.key)
         time = jnp.where(first, 0, memory.time)
         # Only critics look at the global state, and nobody asks for values here.
         size = self.spec.state_size
@@ -116,7 +120,7 @@ class Policy:
             params,
             Observation(view=view, legal=legal, time=time, state=state),
             tree.reset(memory.remembered, first),
-            None if greedy else sample_key,
+            sample_key,
         )
         return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
 
@@ -130,27 +134,43 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
     if not (directory / ABOUT).is_file():
         return _of_run(runs.find(directory), seed)
     about = _read(directory / ABOUT)
+    total = about.pop("sum", None)
     try:
-        run, config = settings.from_dict(about["settings"])
-        spec, params = EnvSpec(**about["spec"]), tensors.read(directory / WEIGHTS)
-        if about["format"] != FORMAT or about["weights"] != checkpoint.sha256(directory / WEIGHTS):
-            raise SableError(f"{directory / WEIGHTS} does not belong to {ABOUT}")
-    except (KeyError, TypeError) as error:
-        raise SableError(f"{directory / ABOUT} is damaged: {error}") from None
+        if about["format"] not in (1, FORMAT) or (
+            total != _sum(about) and (about["format"], total) != (1, None)
+        ):
+            raise SableError("it is not what was written")
+        _refuse_foreign_code(about["settings"]["run"]["system"])
+        (run, config), spec = settings.from_dict(about["settings"]), _spec(about["spec"])
+    except (KeyError, TypeError, SableError) as error:
+        raise SableError(f"{directory / ABOUT} cannot be used: {error}") from None
+    if about["weights"] != _digest(directory / WEIGHTS):
+        raise SableError(f"{directory / WEIGHTS} is damaged: it does not belong to {ABOUT}")
+    params = tensors.read(directory / WEIGHTS)
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
     return Policy(run, config, spec, _nested(params), about.get("seed"))
 
 
-def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path:
-    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card."""
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    write: tp.Callable[[Policy, Path], None] | None = None,
+) -> Path:
+    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
+    what `write` makes of the policy in it."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    ours = not folder.exists() or (folder / ABOUT).is_file()
+    ours = (write is None and (folder / ABOUT).is_file()) or not folder.exists()
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
     policy = _of_run(directory, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if write is not None:
+            write(policy, folder)
+            return folder
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():
             shutil.copyfile(directory / "curve.png", folder / "curve.png")
@@ -162,6 +182,8 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
             "weights": checkpoint.sha256(folder / WEIGHTS),
             "versions": runs.read_meta(directory).get("versions", {}),
         }
+        about = json.loads(json.dumps(runs.plain(about)))
+        about["sum"] = _sum(about)
         write_atomically(folder / "README.md", _card(policy, directory).encode())
         runs.write_json(folder / ABOUT, about)  # last: what has it is whole
     except OSError as error:
@@ -172,26 +194,60 @@ def export(run: str | Path, out: str | Path, *, seed: int | None = None) -> Path
 def _of_run(directory: Path, seed: int | None) -> Policy:
     """A run's policy."""
     run, config = runs.read_config(directory)
-    arrays = checkpoint.read(directory, "best.")
+    saved = _read(directory / "spec.json")
+    if not saved:
+        raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
+    try:
+        spec = _spec(saved)
+    except SableError as error:
+        raise SableError(f"{directory / 'spec.json'} is damaged: {error}") from None
+    arrays = checkpoint.read(directory, "best.", loop.asked_for(run, config, spec))
     if seed is not None and seed not in run.seeds:
         raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
     scores = np.asarray(arrays["best.score"], float)
     if not np.isfinite(scores).any():
         raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")
-    absolute = [number(x) for x in _read(directory / "summary.json").get("absolute_return", [])]
-    ranks = np.array(absolute) if len(absolute) == len(scores) else scores
+    absolute = _absolute(directory)
+    ranks = absolute if len(absolute) == len(scores) and np.isfinite(absolute).any() else scores
     index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(ranks))
     prefix = "best.params."
     params = {name.removeprefix(prefix): x[index] for name, x in arrays.items() if name.startswith(prefix)}
-    return Policy(run, config, _spec(directory, run), _nested(params), run.seeds[index])
+    return Policy(run, config, spec, _nested(params), run.seeds[index])
 
 
-def _spec(directory: Path, run: RunConfig) -> EnvSpec:
-    """What the run's environment was like."""
-    saved = _read(directory / "spec.json")
-    if not saved:
-        raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
-    return EnvSpec(**saved)
+def _spec(saved: dict[str, tp.Any]) -> EnvSpec:
+    """What an environment was like, from its description in a file."""
+    checks.refuse_unknown(saved, EnvSpec, "of an environment")
+    try:
+        return checks.build(EnvSpec, saved)
+    except TypeError:
+        raise SableError("it does not say all there is to say of an environment") from None
+
+
+def _absolute(directory: Path) -> np.ndarray:
+    """The absolute return of every seed, where the run has finished."""
+    found = _read(directory / "summary.json").get("absolute_return")
+    return np.array([number(x) for x in found] if isinstance(found, list) else [], float)
+
+
+def _refuse_foreign_code(system: tp.Any) -> None:
+    """A folder from elsewhere must not choose which module is imported here."""
+    if system not in SYSTEM_CONFIGS and system not in sys.modules:
+        raise SableError(
+            f"its system is a module, {system!r}: import it yourself, if you trust it, and load again"
+        )
+
+
+def _sum(about: dict[str, tp.Any]) -> str:
+    """The SHA-256 sum of what is said about a policy."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    try:
+        return checkpoint.sha256(path)
+    except OSError as error:
+        raise SableError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, tp.Any]:
@@ -220,10 +276,9 @@ def _checked(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> 
 
 def _card(policy: Policy, directory: Path) -> str:
     """A model card in Markdown."""
-    summary, spec = _read(directory / "summary.json"), policy.spec
+    spec = policy.spec
     actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
-    absolute = summary.get("absolute_return", [])
-    returns = ", ".join(f"{number(x):.4g}" for x in absolute) or "not finished"
+    returns = ", ".join(f"{x:.4g}" for x in _absolute(directory)) or "not finished"
     seeds = ", ".join(map(str, policy.run.seeds))
     curve = "![evaluation return over environment steps](curve.png)\n\n"
     return f"""# {policy.run.system} on {policy.run.task}

@@ -89,7 +89,7 @@ def own_recipe(file: str | Path, system: str, task: str) -> dict[str, tp.Any]:
     system_class = system_config(system)
     try:
         tables = tomllib.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise SableError(f"recipe {file} cannot be read: {why}") from None
     for name, table in tables.items():
@@ -134,7 +134,8 @@ def to_json(run: RunConfig, config: SystemConfig) -> str:
 
 
 def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
-    """The configuration that `to_dict` made `data` from; anything else is refused."""
+    """The configuration that `to_dict` made `data` from, in this version or an older one; anything else is
+    refused."""
     if (
         not isinstance(data, dict)
         or not isinstance(data.get("run"), dict)
@@ -145,13 +146,15 @@ def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
         raise SableError(
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
-    data = data | {"run": {"devices": 1, "video": True} | data["run"]}  # which runs of before them do not say
+    data = data | {"run": {"devices": 1} | data["run"]}  # which runs of before it do not say, and were on one
     system_class = system_config(data["run"].get("system"))
     for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
-        refuse_unknown(fields, cls, "in this configuration")
-        missing = [name for name in field_names(cls) if name not in fields]
-        if missing:
-            raise SableError(f"damaged configuration: field {missing[0]!r} is missing")
+        refuse_unknown(fields, cls, "in this configuration: a newer version wrote it, or it is damaged")
+    # Fields that came after this configuration was written have their defaults; these were always there.
+    missing = [name for name in ("task", "seeds", "total_steps") if name not in data["run"]]
+    missing += [name for name in ("num_envs", "rollout_length") if name not in data["config"]]
+    if missing:
+        raise SableError(f"damaged configuration: field {missing[0]!r} is missing")
     run, config = build(RunConfig, data["run"]), build(system_class, data["config"])
     check_together(config)
     return run, config

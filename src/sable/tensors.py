@@ -1,5 +1,5 @@
 """Named arrays in one file, in the safetensors format: a length, a JSON header, the raw numbers. Reading runs
-no code, and a SHA-256 sum of the numbers, kept in the header, is checked first."""
+no code, and a SHA-256 sum of the numbers, kept in the header where we wrote it, is checked first."""
 
 import hashlib
 import json
@@ -8,13 +8,14 @@ import typing as tp
 from collections.abc import Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from sable.errors import SableError
 from sable.training.logging import write_atomically
 
 _KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U32": "<u4", "U8": "|u1"}
-_KINDS |= {"BOOL": "|b1"}
+_KINDS |= {"BOOL": "|b1", "U64": "<u8", "I16": "<i2", "U16": "<u2", "I8": "|i1", "BF16": ml_dtypes.bfloat16}
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
@@ -39,11 +40,11 @@ def read(path: Path) -> dict[str, np.ndarray]:
         content = path.read_bytes()
         begin = 8 + int.from_bytes(content[:8], "little")
         header, data = json.loads(content[8:begin]), content[begin:]
-        digest = header.pop("__metadata__")["sha256"]
-        if len(content) < begin or hashlib.sha256(data).hexdigest() != digest:
+        digest = header.pop("__metadata__", {}).get("sha256")  # other programs write none
+        if len(content) < begin or digest not in (None, hashlib.sha256(data).hexdigest()):
             raise ValueError("its numbers are not what was written")
         return {name: _array(entry, data) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SableError(
             f"{path} cannot be read: {' '.join(str(error).split()) or 'it is damaged'}"
         ) from None

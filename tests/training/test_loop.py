@@ -312,26 +312,40 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     assert again.summary["final_return"] == whole.summary["final_return"]
 
 
-def test_resuming_from_a_damaged_checkpoint_is_one_line_and_touches_nothing(whole, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_end(
+    whole, parts, tmp_path, capsys
+):
     directory = tmp_path / "run"
     shutil.copytree(whole.directory, directory)
     (directory / "config.json").write_text(settings.to_json(RUN, CONFIG))
-    runs.begin(directory)
-    newest = max((directory / checkpoint.FOLDER).iterdir())
+    runs.begin(directory, ENV.spec)
+    before, newest = sorted((directory / checkpoint.FOLDER).iterdir())
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     damaged = bytearray(victim.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     victim.write_bytes(damaged)
 
     def contents():
-        files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".claim")
-        return {path: path.read_bytes() for path in files}
+        return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
-    before = contents()
-    assert main(["train", "--resume", str(directory)]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and victim.name in said.err and "damaged" in said.err
-    assert contents() == before
+    untouched = contents()
+    assert main(["export", str(directory), "-o", str(tmp_path / "team")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and victim.name in said and "damaged" in said and before.name in said
+    assert contents() == untouched
+    shutil.copytree(directory, tmp_path / "lost")
+    assert main(["train", "--quiet", "--resume", str(directory)]) == 0
+    assert victim.name in capsys.readouterr().err
+    assert_same_bits(saved(directory, parts), saved(whole.directory, parts))
+    assert timeless(directory) == timeless(whole.directory)
+    # With none that is whole, nothing is begun anew and nothing is touched.
+    shutil.rmtree(tmp_path / "lost" / checkpoint.FOLDER / before.name / "arrays")
+    lost = {path: path.read_bytes() for path in (tmp_path / "lost").rglob("*") if path.is_file()}
+    assert main(["train", "--resume", str(tmp_path / "lost")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and victim.name in said and "neither is any other" in said
+    now = {p: p.read_bytes() for p in (tmp_path / "lost").rglob("*") if p.is_file() and p.name != ".claim"}
+    assert now == lost
 
 
 def test_an_environment_of_ones_own_trains(tmp_path):

@@ -87,7 +87,7 @@ class Worker:
         except loop.Halted:
             told.end([math.nan] * len(run.seeds))
             return loop.Result(directory, {})
-        except (jax.errors.JaxRuntimeError, memory.DoesNotFit) as error:
+        except (jax.errors.JaxRuntimeError, memory.DoesNotFit, memory.OutOfMemory) as error:
             why = " ".join(str(error).split())[:200]
             told.give_up(why)
             raise SableError(

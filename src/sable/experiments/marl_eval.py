@@ -49,7 +49,7 @@ def read(path: Path) -> list[Series]:
             for system, runs in systems.items()
             for run, blocks in runs.items()
         ]
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise SableError(f"{path} is not a marl-eval JSON file: {type(error).__name__}: {error}") from None
 
 

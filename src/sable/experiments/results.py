@@ -75,7 +75,8 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
             f"go on with sable train --resume {directory}"
         ]
     summary = runs.read_summary(directory)
-    halted = summary.get("halted_seeds", ())
+    halted = summary.get("halted_seeds")
+    halted = halted if isinstance(halted, list) else []
     return _series(directory, run, config, rows, summary), [
         f"{directory}: seed {seed} halted because a number was no longer finite; it counts as it stood"
         for seed in halted

@@ -113,7 +113,9 @@ def discard(directory: Path) -> None:
 def claim(directory: Path) -> tp.Iterator[None]:
     """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
-    with (directory / ".claim").open("a+") as file:
+    with writing(directory):
+        file = (directory / ".claim").open("a+")
+    with file:
         if not _locked(file, patience=1.0):
             raise Claimed(f"{directory} is being worked on by another process: {holder(directory)}")
         file.truncate(0)
@@ -270,6 +272,19 @@ def _require_writable(directory: Path) -> None:
         raise PermissionError(None, f"no permission to write in {nearest}")
 
 
+@contextlib.contextmanager
+def writing(directory: Path) -> tp.Iterator[None]:
+    """Says in one line that the disk or the folder does not take what is written to a run, which can go on
+    later."""
+    try:
+        yield
+    except OSError as error:
+        raise SableError(
+            f"cannot write to {directory}: {error.strerror or error}; what is saved of the run is untouched, "
+            f"go on with --resume {directory}"
+        ) from None
+
+
 def _cannot_write(directory: Path, error: OSError) -> SableError:
     return SableError(
         f"cannot write to {directory}: {error.strerror or error}; choose another folder with --out"
@@ -279,7 +294,7 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
 def read_object(path: Path) -> dict[str, tp.Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SableError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise SableError(f"{path} is damaged: it does not hold a JSON object")

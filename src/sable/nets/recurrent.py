@@ -30,7 +30,7 @@ class GRU(nn.Module):
         # All inputs are projected at once and the bias is laid out once: a step is one product of matrices.
         shape, carry = carry.shape, carry.reshape(-1, self.size)
         gates = self.input(x.reshape(-1, x.shape[-1])).reshape(len(x), *carry.shape[:-1], -1)
-        first = first.repeat(len(carry) // first.shape[1], axis=1)
+        first = first.repeat(carry.shape[0] // first.shape[1], axis=1)
         bias = jnp.broadcast_to(self.bias, carry.shape)
 
         def step(carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:

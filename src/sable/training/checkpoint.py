@@ -2,15 +2,20 @@
 written.
 
 Orbax alone loads flipped bits without a word, so every load checks the manifest first. A checkpoint is
-written beside its final
-place and renamed there, so that a folder with a step's name is always complete.
+written beside its final place and renamed there, so that a folder with a step's name is always complete.
+Where the newest has been damaged since, the newest that is whole is loaded, and the damage is named.
 """
 
+import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
+import sys
 import typing as tp
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -22,7 +27,8 @@ from sable.errors import SableError
 from sable.training import processes
 from sable.types import PyTree
 
-FORMAT = 1
+FORMAT = 2
+"""2 has a sum of the manifest itself, and the settings; 1, which is still read, had neither."""
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
 ARRAYS = "arrays"
@@ -36,33 +42,67 @@ class Checkpoint(tp.NamedTuple):
     facts: dict[str, tp.Any]
 
 
-def save(directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any]) -> Path:
+class Damaged(SableError):
+    """A checkpoint that is not what this run wrote."""
+
+
+Settings = Mapping[str, tp.Any]
+"""What a run was asked to do, by field: how a checkpoint of another run is told apart."""
+
+
+def save(
+    directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any], settings: Settings | None = None
+) -> Path:
     """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is
     kept. Of several processes all must call it, and the first writes."""
     folder = directory / FOLDER
-    target, partial = folder / f"{step:010d}", folder / f".partial-{step:010d}"
+    target, partial = _place(folder, step), folder / f".partial-{step:010d}"
     leaves = named(state)
     # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
     arrays = {name: processes.to_host(_raw(leaf)) for name, leaf in leaves.items() if leaf.size}
     if not processes.leads():
         return target
-    if target.exists():  # an interruption right after a save
+    if target.exists() and _whole(target):  # an interruption right after a save
         return target
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with _checkpointer() as writer:
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "facts": facts,
+        "settings": plain(settings or {}),
+        "arrays": {name: _kind(leaf) for name, leaf in leaves.items()},
+    }
+    try:
+        for left in folder.glob(".partial-*"):  # by a save that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, arrays, manifest)
+        # What has this number, or a later one, is damaged: or the run would have gone on from there.
+        for other in (other for other in steps(folder) if other >= step):
+            set_aside = folder / f".damaged-{other:010d}"
+            shutil.rmtree(set_aside, ignore_errors=True)
+            _place(folder, other).rename(set_aside)
+        partial.rename(target)
+        _sync(folder)
+    except (OSError, ValueError) as error:  # Orbax makes a ValueError of a full disk
+        shutil.rmtree(partial, ignore_errors=True)
+        raise SableError(
+            f"cannot save a checkpoint to {folder}: {_reason(error)}; those before it are untouched: "
+            f"make room, or the folder writable, and go on with --resume {directory}"
+        ) from None
+    for old in steps(folder)[:-KEEP]:
+        shutil.rmtree(_place(folder, old), ignore_errors=True)
+    return target
+
+
+def _write(partial: Path, arrays: dict[str, tp.Any], manifest: dict[str, tp.Any]) -> None:
+    """Fill the folder `partial` with a checkpoint, and make the disk hold it."""
+    with _silent(), _checkpointer() as writer:
         writer.save((partial / ARRAYS).absolute(), arrays)
     digests = {str(path.relative_to(partial)): sha256(path) for path in _files(partial)}
-    kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
-    manifest = {"format": FORMAT, "step": step, "facts": facts, "arrays": kinds, "sha256": digests}
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    manifest = manifest | {"sha256": digests}
+    (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
     for path in (*partial.rglob("*"), partial):
         _sync(path)
-    partial.rename(target)
-    _sync(folder)
-    for old in steps(folder)[:-KEEP]:
-        shutil.rmtree(folder / f"{old:010d}")
-    return target
 
 
 def steps(folder: Path) -> list[int]:
@@ -70,53 +110,79 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit())
 
 
-def restore(directory: Path, like: PyTree) -> Checkpoint:
-    """The newest checkpoint of a run, checked against its manifest, with the structure and types of
+def restore(directory: Path, like: PyTree, settings: Settings | None = None) -> Checkpoint:
+    """The newest whole checkpoint of a run, checked against its manifest, with the structure and types of
     `like`."""
-    path = _newest(directory)
-    manifest = _verified(path)
     leaves = named(like)
-    _refuse_other_arrays(path, manifest["arrays"], {name: _kind(leaf) for name, leaf in leaves.items()})
-    import orbax.checkpoint as ocp
-
+    kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     saved = {name: jax.eval_shape(_raw, leaf) for name, leaf in leaves.items() if leaf.size}
-    wanted = {
-        name: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape) for name, leaf in saved.items()
-    }
-    with _checkpointer() as reader:
-        arrays = reader.restore((path / ARRAYS).absolute(), item=saved, restore_args=wanted)
-    restored = [
-        _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
-        for name, leaf in leaves.items()
-    ]
-    return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+
+    def load(path: Path, manifest: dict[str, tp.Any]) -> Checkpoint:
+        import orbax.checkpoint as ocp
+
+        _refuse_other_arrays(path, manifest["arrays"], kinds)
+        wanted = {
+            name: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape)
+            for name, leaf in saved.items()
+        }
+        with _checkpointer() as reader:
+            arrays = reader.restore((path / ARRAYS).absolute(), item=saved, restore_args=wanted)
+        restored = [
+            _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in leaves.items()
+        ]
+        return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+
+    return _newest_whole(directory, settings, load)
 
 
-def read(directory: Path, prefix: str) -> dict[str, tp.Any]:
-    """Those arrays of a run's newest checkpoint whose names begin so, checked against its manifest."""
-    path = _newest(directory)
-    names = [name for name in _verified(path)["arrays"] if name.startswith(prefix)]
-    import orbax.checkpoint as ocp
+def read(directory: Path, prefix: str, settings: Settings | None = None) -> dict[str, tp.Any]:
+    """Those arrays of a run's newest whole checkpoint whose names begin so, checked against its manifest."""
 
-    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    with _checkpointer() as reader:
-        return reader.restore(
-            (path / ARRAYS).absolute(),
-            item=dict.fromkeys(names, 0),
-            restore_args=as_numpy,
-            partial_restore=True,
-        )
+    def load(path: Path, manifest: dict[str, tp.Any]) -> dict[str, tp.Any]:
+        import orbax.checkpoint as ocp
+
+        names = [name for name in manifest["arrays"] if name.startswith(prefix)]
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+        with _checkpointer() as reader:
+            return reader.restore(
+                (path / ARRAYS).absolute(),
+                item=dict.fromkeys(names, 0),
+                restore_args=as_numpy,
+                partial_restore=True,
+            )
+
+    return _newest_whole(directory, settings, load)
 
 
-def _newest(directory: Path) -> Path:
-    """The newest committed checkpoint of a run."""
+_Loaded = tp.TypeVar("_Loaded")
+
+
+def _newest_whole(
+    directory: Path, settings: Settings | None, load: tp.Callable[[Path, dict[str, tp.Any]], _Loaded]
+) -> _Loaded:
+    """What `load` makes of the newest checkpoint that is whole; a line on stderr for each that is not."""
     committed = steps(directory / FOLDER)
     if not committed:
         raise SableError(
             f"{directory} holds no checkpoint: the run stopped before its first one; go on with --resume"
         )
-    return directory / FOLDER / f"{committed[-1]:010d}"
+    problems: list[Damaged] = []
+    for step in reversed(committed):
+        path = _place(directory / FOLDER, step)
+        try:
+            manifest = _verified(path)
+            _refuse_other_settings(path, manifest.get("settings", {}), plain(settings or {}))
+            loaded = load(path, manifest)
+        except Damaged as problem:
+            problems.append(problem)
+        else:
+            for problem in problems if processes.leads() else ():
+                print(f"sable: {problem}; using the one before it, {path.name}", file=sys.stderr)
+            return loaded
+    others = f"; neither is any other of the {len(problems)} whole" if len(problems) > 1 else ""
+    raise SableError(f"{problems[0]}{others}")
 
 
 def _checkpointer() -> tp.Any:
@@ -131,6 +197,18 @@ def _checkpointer() -> tp.Any:
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Orbax logs the tracebacks of its threads before it raises what went wrong; the latter is enough."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def named(state: PyTree) -> dict[str, tp.Any]:
@@ -163,8 +241,19 @@ def _refuse_other_arrays(path: Path, saved: dict[str, str], wanted: dict[str, st
     for name in sorted(saved.keys() | wanted.keys()):
         if saved.get(name) != wanted.get(name):
             holds, wants = saved.get(name, "nothing"), wanted.get(name, "nothing")
-            raise SableError(
+            raise Damaged(
                 f"checkpoint {path} does not fit this run: {name} holds {holds}, the run wants {wants}"
+            )
+
+
+def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> None:
+    """Refuse what another run wrote. Fields that only one of them has came or went with a version, and the
+    number of devices may change."""
+    for name in sorted((saved.keys() & wanted.keys()) - {"devices"}):
+        if saved[name] != wanted[name]:
+            raise Damaged(
+                f"checkpoint {path} is another run's: {name} is {saved[name]!r} there and "
+                f"{wanted[name]!r} in this run"
             )
 
 
@@ -172,21 +261,58 @@ def _verified(path: Path) -> dict[str, tp.Any]:
     """The manifest of the checkpoint at `path`, once every file has proved to be as it was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        digests, step = manifest["sha256"], manifest["step"]
-        if manifest["format"] != FORMAT or step != int(path.name):
+        total = manifest.pop("sum", None)
+        if manifest["step"] != int(path.name) or manifest["format"] not in (1, FORMAT):
+            raise ValueError
+        if total != _sum(manifest) and (manifest["format"] > 1 or total is not None):
             raise ValueError
         if not all(isinstance(manifest[name], dict) for name in ("facts", "arrays", "sha256")):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise SableError(f"checkpoint {path} is damaged: {MANIFEST} is missing or unreadable") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Damaged(f"checkpoint {path} is damaged: {MANIFEST} is missing or unreadable") from None
+    digests = manifest["sha256"]
     found = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
     for name in sorted(found.symmetric_difference(digests)):
         what = "missing" if name in digests else "foreign"
-        raise SableError(f"checkpoint {path} is damaged: {name} is {what}")
+        raise Damaged(f"checkpoint {path} is damaged: {name} is {what}")
     for name, digest in digests.items():
-        if sha256(path / name) != digest:
-            raise SableError(f"checkpoint {path} is damaged: {name} is not what was written")
+        try:
+            same = sha256(path / name) == digest
+        except OSError as error:
+            raise Damaged(f"checkpoint {path} is damaged: {name}: {error.strerror}") from None
+        if not same:
+            raise Damaged(f"checkpoint {path} is damaged: {name} is not what was written")
     return manifest
+
+
+def _whole(path: Path) -> bool:
+    try:
+        return bool(_verified(path))
+    except Damaged:
+        return False
+
+
+def _sum(manifest: dict[str, tp.Any]) -> str:
+    """The SHA-256 sum of what a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """Why something could not be written, in a few words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    known = (os.strerror(number) for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT))
+    return next((words for words in known if words in text), " ".join(text.split())[:200])
+
+
+def plain(settings: Settings) -> Settings:
+    """`settings` as JSON gives them back."""
+    return json.loads(json.dumps(dict(settings), default=lambda number: number.item()))
+
+
+def _place(folder: Path, step: int) -> Path:
+    return folder / f"{step:010d}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -39,12 +39,15 @@ class Logger:
         """`resume_steps` is where a resumed run goes on; its last evaluation may lie before, at
         `evaluated_steps`."""
         evaluated_steps = resume_steps if evaluated_steps is None else evaluated_steps
-        kept = _keep(directory / METRICS, evaluated_steps)
+        try:
+            kept = _keep(directory / METRICS, evaluated_steps)
+            self._metrics = (directory / METRICS).open("a", encoding="utf-8")
+        except OSError as error:
+            raise SableError(f"cannot write to {directory / METRICS}: {error.strerror or error}") from None
         self.seeds = tuple(seeds)
         self._earlier_seconds = max((row["wall_seconds"] for row in kept), default=0.0)
         self._started = time.perf_counter()
-        self._metrics = (directory / METRICS).open("a", encoding="utf-8")
-        self._tensorboard = _tensorboard(directory / "tensorboard", evaluated_steps)
+        self._events = Events(directory / "tensorboard", evaluated_steps)
         self._progress = Progress(title, len(self.seeds), total_steps, resume_steps, _mean_returns(kept))
         self._view = _view(self._progress, quiet)
 
@@ -61,7 +64,10 @@ class Logger:
     def evaluation(self, steps: int, metrics: Mapping[str, Iterable[float]]) -> None:
         """Record one evaluation in every sink; it is on disk when this returns."""
         values = {name: [float(value) for value in per_seed] for name, per_seed in metrics.items()}
-        self._write_rows(steps, values)
+        try:
+            self._write_rows(steps, values)
+        except OSError as error:
+            raise SableError(f"cannot write to {self._metrics.name}: {error.strerror or error}") from None
         self._write_events(steps, values)
         self._progress.evaluated(steps, values.get(RETURN, []))
         self._view.evaluated()
@@ -79,8 +85,9 @@ class Logger:
     def close(self) -> None:
         """Release the terminal and the files."""
         self._view.close()
-        self._metrics.close()
-        self._tensorboard.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take has been said
+            self._metrics.close()
+        self._events.close()
 
     def _write_rows(self, steps: int, values: dict[str, list[float]]) -> None:
         wall_seconds = round(self._earlier_seconds + time.perf_counter() - self._started, 3)
@@ -96,10 +103,7 @@ class Logger:
         if len(self.seeds) > 1:
             for index, seed in enumerate(self.seeds):
                 scalars |= {f"seed_{seed}/{name}": per_seed[index] for name, per_seed in values.items()}
-        for name, value in scalars.items():
-            if math.isfinite(value):
-                self._tensorboard.add_scalar(name, value, steps)
-        self._tensorboard.flush()
+        self._events.write(int(steps), {name: x for name, x in scalars.items() if math.isfinite(x)})
 
 
 class Mute(Logger):
@@ -122,6 +126,57 @@ class Mute(Logger):
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+class Events:
+    """Scalars for TensorBoard: a copy for the eye, which is given up where the disk does not take it.
+
+    Written here and now, not through tensorboardX's thread: once a full disk has ended that, the next scalars
+    wait for it for ever.
+    """
+
+    def __init__(self, directory: Path, evaluated_steps: int):
+        """What TensorBoard has seen beyond `evaluated_steps` it is told to forget."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        self._writer = None
+        with contextlib.suppress(OSError):
+            directory.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}")
+        if evaluated_steps:
+            pb: tp.Any = event_pb2
+            start = pb.Event(step=evaluated_steps + 1, session_log=pb.SessionLog(status=pb.SessionLog.START))
+            self._try(lambda writer: writer.write_event(start))
+
+    def write(self, steps: int, scalars: Mapping[str, float]) -> None:
+        """Record these values."""
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import scalar
+
+        pb: tp.Any = event_pb2
+
+        def record(writer: tp.Any) -> None:
+            for name, value in scalars.items():
+                event = pb.Event(wall_time=time.time(), step=steps, summary=scalar(name, value))
+                writer.write_event(event)
+            writer.flush()
+
+        self._try(record)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._try(lambda writer: writer.close())
+
+    def _try(self, action: tp.Callable[[tp.Any], None]) -> None:
+        """Do something with the writer, if there still is one; after a failure there is none."""
+        if self._writer is not None:
+            try:
+                action(self._writer)
+            except OSError:
+                writer, self._writer = self._writer, None
+                with contextlib.suppress(OSError):
+                    writer.close()
 
 
 class Progress:
@@ -307,7 +362,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _row(line: str) -> Row | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if (
         not isinstance(row, dict)
@@ -323,12 +378,6 @@ def _keep(path: Path, evaluated_steps: int) -> list[Row]:
     kept = [row for row in read_rows(path) if row["env_steps"] <= evaluated_steps] if evaluated_steps else []
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
     return kept
-
-
-def _tensorboard(directory: Path, evaluated_steps: int) -> tp.Any:
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(logdir=str(directory), purge_step=evaluated_steps + 1 if evaluated_steps else None)
 
 
 def _view(progress: Progress, quiet: bool) -> PlainView | LiveView:
@@ -361,7 +410,10 @@ def _finite(value: float) -> float | None:
 
 
 def number(value: tp.Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    """`value` as a float; nan where it is none, or too large to be one."""
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    return math.nan
 
 
 def _plus_minus(progress: Progress) -> str:

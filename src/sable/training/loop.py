@@ -1,11 +1,13 @@
 """Time passes here: the jitted unit of work, and the host loop that evaluates, logs, keeps the best and
 checkpoints."""
 
+import dataclasses
 import resource
+import shlex
 import sys
 import time
 import typing as tp
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +25,8 @@ from sable.training import checkpoint, devices, hosted, memory, processes
 from sable.training.evaluate import play
 from sable.training.interruption import interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
-from sable.training.program import RunState, make_program, one_by_one
-from sable.types import PyTree
+from sable.training.program import RunState, causes, make_program, one_by_one
+from sable.types import EnvSpec, PyTree
 
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 """What a checkpoint says of how far the run had come."""
@@ -37,6 +39,9 @@ OTHER_EPISODES = 2**31 - 1
 
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
+
+LONG_SECONDS = 3.0
+"""What takes longer begins with all saved: who asks a run to end does not wait long."""
 
 
 class Halted(SableError):
@@ -52,6 +57,7 @@ class Result:
     interrupted: int | None = None
 
 
+@memory.explained()
 def train(
     env: Env | HostedEnv,
     system: System,
@@ -84,35 +90,57 @@ def train(
         shapes = jax.eval_shape(begin, *lanes)
     places, everywhere = devices.places(mesh, shapes), devices.everywhere(mesh)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
-    if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-        state, facts = checkpoint.restore(directory, shapes)
-        state = devices.place(state, places)
-    else:
-        state, facts = compiled(begin, *lanes, out=places)(*lanes), dict.fromkeys(FACTS, 0)
-    updates, evaluations = facts["updates"], facts["evaluations"]
-    clock = Clock(training_seconds=facts["training_seconds"])
+    settings = asked_for(run, config, env.spec)
+    logger: Logger = Mute()
 
-    def wall_seconds() -> float:
-        return facts["wall_seconds"] + time.monotonic() - began
+    def farewell() -> None:
+        logger.close()
+        if processes.leads():
+            resume = shlex.join(["sable", "train", "--resume", str(directory)])
+            print(f"sable: interrupted; go on with: {resume}", file=sys.stderr, flush=True)
 
-    def save() -> None:
-        logger.phase("saving")
-        now = (updates, evaluations, clock.training_seconds, wall_seconds())
-        checkpoint.save(directory, updates + evaluations, state, dict(zip(FACTS, now, strict=True)))
+    with interruption(farewell) as interrupted, ExitStack() as open_files:
+        if resume and checkpoint.steps(directory / checkpoint.FOLDER):
+            state, facts = checkpoint.restore(directory, shapes, settings)
+            state = devices.place(state, places)
+        else:
+            state, facts = compiled(begin, *lanes, out=places)(*lanes), dict.fromkeys(FACTS, 0)
+        updates, evaluations = facts["updates"], facts["evaluations"]
+        clock = Clock(training_seconds=facts["training_seconds"])
 
-    def make_logger() -> Logger:
-        return Logger(
-            directory,
-            title=f"{run.task} · {run.system}",
-            seeds=run.seeds,
-            total_steps=boundaries[-1] * steps_per_update,
-            resume_steps=updates * steps_per_update,
-            evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
-            quiet=quiet,
-        )
+        def wall_seconds() -> float:
+            return facts["wall_seconds"] + time.monotonic() - began
 
-    logger = make_logger() if processes.leads() else Mute()
-    with interruption() as interrupted, logger:
+        def save() -> None:
+            logger.phase("saving")
+            now = (updates, evaluations, clock.training_seconds, wall_seconds())
+            reached = dict[str, tp.Any](zip(FACTS, now, strict=True))
+            checkpoint.save(directory, updates + evaluations, state, reached, settings)
+            interrupted.unsaved = False
+
+        def save_before(seconds: float) -> None:
+            """Save what is not, if what comes next takes longer than a signal can wait."""
+            if processes.highest(int(interrupted.unsaved and seconds > LONG_SECONDS)):
+                save()
+
+        def stopped_by() -> int:
+            """The signal that asks to stop, once all is saved, or 0."""
+            signal = processes.highest(interrupted.signal)
+            if signal and interrupted.unsaved:
+                save()
+            return signal
+
+        if processes.leads():
+            logger = Logger(
+                directory,
+                title=f"{run.task} · {run.system}",
+                seeds=run.seeds,
+                total_steps=boundaries[-1] * steps_per_update,
+                resume_steps=updates * steps_per_update,
+                evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
+                quiet=quiet,
+            )
+        open_files.enter_context(logger)
         logger.phase("compiling")
         if on_host is not None:
             stages = hosted.make_stages(on_host, system, program, run, config, compiled, state)
@@ -127,30 +155,39 @@ def train(
         logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
         if on_host is not None and updates:
             logger.note("the environments' states could not be saved: all episodes begin anew")
+        if signal := stopped_by():
+            return Result(directory, {}, signal)
+        evaluation_seconds = float("inf")  # not known before the first
         for boundary in boundaries[evaluations:]:
             while updates < boundary:
+                save_before(clock.per_update)
                 logger.phase("training")
                 num = min(processes.highest(clock.updates_per_unit()), boundary - updates)
                 with clock.training(num):
                     halted = state.run.halted.copy()
                     state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
                 updates += num
+                interrupted.unsaved = True
                 _announce_halted(logger, run, halted, state.run)
                 logger.progress(
                     updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
                 )
-                if signal := processes.highest(interrupted.signal):
-                    save()
+                if signal := stopped_by():
                     return Result(directory, {}, signal)
+            save_before(evaluation_seconds)
             logger.phase("evaluating")
+            before = time.monotonic()
             state, metrics = assess(state)
             evaluations += 1
             metrics = jax.device_get(metrics)
+            evaluation_seconds = time.monotonic() - before
             logger.evaluation(updates * steps_per_update, metrics)
             # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
             if watch is not None and watch(updates * steps_per_update, metrics[RETURN].tolist()):
                 return Result(directory, {})
             save()
+            if signal := stopped_by():
+                return Result(directory, {}, signal)
         logger.phase("measuring the best parameters")
         if absolute is None:  # compiled only now: a run that is stopped does not need it
             absolute = compiled(devices.over_seeds(mesh, program.absolute), state, out=everywhere)
@@ -175,6 +212,7 @@ def train(
     )
 
 
+@memory.explained()
 def evaluate(
     env: Env | HostedEnv,
     system: System,
@@ -192,7 +230,7 @@ def evaluate(
     shaped = env.stand_in if isinstance(env, HostedEnv) else env
     begin = one_by_one(make_program(shaped, system, run, config).start)
     shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
-    state, facts = checkpoint.restore(directory, shapes)
+    state, facts = checkpoint.restore(directory, shapes, asked_for(run, config, env.spec))
     if not facts["evaluations"]:
         raise SableError(
             f"{directory} was stopped before its first evaluation: it has no best parameters yet"
@@ -218,6 +256,12 @@ def evaluate(
             [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
         ],
     }
+
+
+def asked_for(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> checkpoint.Settings:
+    """What tells a run's checkpoints from those of others."""
+    sizes = {f"environment's {name}": value for name, value in dataclasses.asdict(spec).items()}
+    return dataclasses.asdict(run) | dataclasses.asdict(config) | sizes
 
 
 def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
@@ -289,7 +333,7 @@ def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunSt
     halted, updates = jax.device_get((state.halted, state.num_updates))
     for seed, old, why, update in zip(run.seeds, before, halted, updates, strict=True):
         if why >= 0 > old:
-            name = sorted(state.tally)[why]
+            name = causes(state)[why]
             logger.note(
                 f"seed {seed} halted: {name} was not finite in update {update + 1}; it stays as it was before"
             )

@@ -2,7 +2,9 @@
 
 import math
 import os
+import re
 import typing as tp
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -19,6 +21,27 @@ class DoesNotFit(SableError):
     def __init__(self, needed: int, total: int):
         super().__init__(f"this run needs {in_words(needed)} and the device has {in_words(total)}")
         self.needed, self.total = needed, total
+
+
+class OutOfMemory(SableError):
+    """A device that had no more memory to give while it worked."""
+
+
+@contextmanager
+def explained() -> tp.Iterator[None]:
+    """Says in one line that the device's memory is full, and what would help."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+        if "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+            raise
+        asked = re.search(r"allocat\w+ ([\d.]+ ?[A-Za-z]*)", text)
+        raise OutOfMemory(
+            f"the device ran out of memory{f' (it was asked for {asked[1]} more)' if asked else ''}; end "
+            "what else uses it, or take fewer --num-envs or --num-seeds, or a shorter --rollout-length: "
+            "`sable plan TASK` says what fits"
+        ) from None
 
 
 class Capacity(tp.NamedTuple):

@@ -29,7 +29,7 @@ class RunState:
     key: Array
     num_updates: Array
     tally: Metrics  # sums since the last evaluation, of learning and of the episodes that ended
-    halted: Array  # -1, or the index in the sorted tally of what stopped being finite
+    halted: Array  # -1, or the index in `causes` of what stopped being finite
 
 
 @struct
@@ -70,8 +70,9 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
     @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
     def advance(
         learner: PyTree, situation: Situation, key: Array, collected: Collected | None
-    ) -> tuple[PyTree, Situation, Metrics]:
-        """One rollout and what is learned from it, with everything there is to tally."""
+    ) -> tuple[PyTree, Situation, Metrics, Array]:
+        """One rollout and what is learned from it, with everything there is to tally, and whether all that
+        was seen in it is finite."""
         collect_key, learn_key = jax.random.split(key)
         pool_size = run.pool_size or config.num_envs
         if collected is None:
@@ -79,16 +80,20 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
                 env, system, learner, situation, collect_key, config.rollout_length, pool_size
             )
         situation, rollout, ended = collected
+        sound = tree.all_finite((rollout.steps, rollout.last.observation))
+        if jax.tree.leaves(learner.replay):  # which is not put back when an update is undone
+            rollout = tree.select(sound, rollout, jax.tree.map(jnp.zeros_like, rollout))
         learner, learned = system.learn(learner, rollout, learn_key)
-        counted = {"updates": jnp.ones(()), "parameters": _poison(learner.params)}
-        return learner, situation, learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
+        counted = {"updates": jnp.ones(()), "parameters": _poison(replace(learner, replay=()))}
+        tally = learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
+        return learner, situation, tally, sound
 
     def update(state: RunState, collected: Collected | None = None) -> RunState:
         """The state after one update; a seed in which something stopped being finite stays as it was, for
         good."""
         key, advance_key = jax.random.split(state.key)
-        learner, situation, seen = advance(state.learner, state.situation, advance_key, collected)
-        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)])
+        learner, situation, seen, sound = advance(state.learner, state.situation, advance_key, collected)
+        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)] + [~sound])
         new = RunState(
             learner=learner,
             situation=situation,
@@ -97,7 +102,8 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
             tally=jax.tree.map(jnp.add, state.tally, seen),
             halted=state.halted,
         )
-        halted = jnp.where((state.halted < 0) & broken.any(), jnp.argmax(broken), state.halted)
+        cause = jnp.where(sound, jnp.argmax(broken), len(seen))
+        halted = jnp.where((state.halted < 0) & broken.any(), cause, state.halted)
         kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
         return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
 
@@ -105,7 +111,7 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
         learner = system.init(learner_key, system.hyper if hyper is None else hyper)
         situation = open_situation(env, system, env_key, config.num_envs)
-        _, _, seen = jax.eval_shape(advance, learner, situation, key, None)
+        _, _, seen, _ = jax.eval_shape(advance, learner, situation, key, None)
         run_state = RunState(
             learner=learner,
             situation=situation,
@@ -137,6 +143,11 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
     return Program(start=start, unit=unit, update=update, assess=assess, absolute=absolute)
 
 
+def causes(state: RunState) -> list[str]:
+    """What may stop being finite in an update, in the order in which `halted` counts."""
+    return [*sorted(state.tally), "a reward or an observation"]
+
+
 def evaluation_key(state: RunState) -> Array:
     """A key for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
     return jax.random.fold_in(state.key, 2**31)
@@ -152,9 +163,9 @@ def _without_replay(state: RunState) -> RunState:
     return replace(state, learner=replace(state.learner, replay=()))
 
 
-def _poison(params: PyTree) -> Array:
+def _poison(learner: PyTree) -> Array:
     """0 where all is finite, else NaN."""
-    return jnp.where(tree.all_finite(params), 0.0, jnp.nan)
+    return jnp.where(tree.all_finite(learner), 0.0, jnp.nan)
 
 
 def _averages(tally: Metrics) -> Metrics:

@@ -1,0 +1,210 @@
+"""Runs that are killed: a process of its own that trains in children and ends them at moments of its choice.
+
+    python victim.py kill FOLDER SYSTEM EVALUATIONS KILLS SEED
+    python victim.py end FOLDER SYSTEM COUNT BLOCKS SEED
+
+`end` asks them to end, by SIGTERM, every second one while it compiles a network of that many blocks.
+
+The children are forked after the imports and before jax starts anything, so that a life costs only tracing
+and reading compiled programs. Nothing in the package knows of this: the parent watches the run's folder.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import orbax.checkpoint  # noqa: F401  # imported once, here, not in every child
+
+import sable
+import sable.policy
+import sable.training.curve
+from sable.config import RunConfig, field_names, system_config
+from sable.training import checkpoint, loop
+
+SIZES = {"video": False, "evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}
+SIZES |= {"num_epochs": 1, "num_minibatches": 1, "embed_dim": 8, "num_heads": 1, "num_blocks": 1}
+SIZES |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "batch_size": 8}
+SIZES |= {"replay_size": 64, "warmup_steps": 16, "num_updates_per_rollout": 2}
+TASKS = {"sable": "probe/recall", "ippo": "probe/bandit", "hasac": "probe/continuous"}
+
+
+def child(function) -> int:
+    """The id of a process that calls `function` and ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jax warns of forks; it has started no thread yet
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        function()
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int) -> int | None:
+    """The exit code of a child that has ended, negative for a signal."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def place(folder: Path, system: str) -> Path:
+    """Where the runs of a system go."""
+    return folder / TASKS[system] / system
+
+
+def train(directory: Path, num_evaluations: int) -> None:
+    """Train the run there, or go on with it; an update, an evaluation and a save, and again."""
+    if directory.exists():
+        sable.train(resume=directory, quiet=True)
+        return
+    system, names = (
+        directory.parent.name,
+        field_names(RunConfig) + field_names(system_config(directory.parent.name)),
+    )
+    fields = {name: value for name, value in SIZES.items() if name in names}
+    fields |= {"total_steps": num_evaluations * 16, "num_evaluations": num_evaluations, "seeds": (3, 5)}
+    out = directory.parents[3]
+    sable.train(TASKS[system], system=system, out=out, name=directory.name, quiet=True, **fields)
+
+
+def partials(directory: Path) -> list[str]:
+    folder = directory / checkpoint.FOLDER
+    return sorted(path.name for path in folder.glob(".partial-*")) if folder.is_dir() else []
+
+
+def kill_once(directory: Path, evaluations: int, rng: random.Random, inside: bool) -> dict | None:
+    """What came of one life that was to be killed; None if it ended first."""
+    folder = directory / checkpoint.FOLDER
+    known = checkpoint.steps(folder) if folder.is_dir() else []
+    left = partials(directory)
+    saves, seen = rng.randrange(1, 4), set()  # which of its saves, or of the stretches after one
+    pid = child(lambda: train(directory, evaluations))
+    wait = None
+    while (code := ended(pid)) is None:
+        now = time.monotonic()
+        new = [name for name in partials(directory) if name not in left]
+        seen.update(new)
+        left = [name for name in left if name in partials(directory)]
+        if wait is None and (len(seen) >= saves if inside else len(seen) >= 1):
+            # Inside: somewhere in the save that has just begun. Else anywhere in the work that follows.
+            wait = now + (rng.uniform(0, 0.06) if inside else rng.uniform(0, 0.6))
+        if wait is not None and now >= wait and (partials(directory) or not inside):
+            os.kill(pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            break
+        time.sleep(0.0005)
+    if code == 0:
+        return None
+    assert code == -signal.SIGKILL, code
+    after = checkpoint.steps(folder)
+    whole = [step for step in after if checkpoint._whole(folder / f"{step:010d}")]
+    lost = bool(known) and (not whole or max(whole) < max(known))
+    return {"inside": bool(partials(directory)), "committed": after, "whole": whole, "lost": lost}
+
+
+def work_long(directory: Path, diary: Path, blocks: int) -> None:
+    """Train what takes long, keeping a diary of phases and of finished updates. With several blocks its unit
+    takes long to compile too, and is not read from a cache."""
+
+    class Diary(loop.Logger):
+        def _note(self, *words):
+            with diary.open("a") as file:
+                file.write(" ".join(map(str, words)) + "\n")
+
+        def phase(self, text):
+            super().phase(text)
+            if text == "compiling" and blocks > 1:
+                jax.config.update("jax_enable_compilation_cache", False)
+            self._note("phase", text)
+
+        def progress(self, steps, seconds_training):
+            super().progress(steps, seconds_training)
+            self._note("finished", steps // 256)
+
+    loop.Logger = Diary
+    system = directory.parent.name
+    names = field_names(RunConfig) + field_names(system_config(system))
+    fields = {name: value for name, value in SIZES.items() if name in names}
+    fields |= {"total_steps": 1_000_000_000, "num_evaluations": 100_000, "num_envs": 16, "rollout_length": 16}
+    if blocks > 1:
+        fields |= {"num_blocks": blocks, "num_heads": 4, "embed_dim": 64, "num_minibatches": 4}
+    result = sable.train(
+        TASKS[system], system=system, out=directory.parents[3], name=directory.name, quiet=True, **fields
+    )
+    os._exit(128 + (result.interrupted or 0))
+
+
+def end_once(directory: Path, rng: random.Random, blocks: int) -> dict:
+    """What came of one life that was asked to end."""
+    diary = directory.parents[3] / f"{directory.name}.txt"
+    pid = child(lambda: work_long(directory, diary, blocks))
+    wanted = "phase compiling" if blocks > 1 else "phase training"
+    while not diary.exists() or wanted not in diary.read_text():
+        assert ended(pid) is None, "it ended by itself"
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, min(3.0, blocks / 2)))
+    asked = time.monotonic()
+    said = diary.read_text().splitlines()
+    os.kill(pid, signal.SIGTERM)
+    while (code := ended(pid)) is None:
+        if time.monotonic() - asked > 60:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    seconds = time.monotonic() - asked
+    finished = [int(line.split()[1]) for line in diary.read_text().splitlines() if "finished" in line]
+    folder = directory / checkpoint.FOLDER
+    committed = checkpoint.steps(folder) if folder.is_dir() else []
+    whole = [step for step in committed if checkpoint._whole(folder / f"{step:010d}")]
+    saved = checkpoint._verified(folder / f"{whole[-1]:010d}")["facts"]["updates"] if whole else 0
+    phase = [line for line in said if line.startswith("phase")][-1].removeprefix("phase ")
+    return {
+        "phase": phase,
+        "seconds": round(seconds, 2),
+        "code": code,
+        "finished": max(finished, default=0),
+        "saved": saved,
+    }
+
+
+def main() -> None:
+    folder, system, seed = Path(sys.argv[2]), sys.argv[3], int(sys.argv[-1])
+    rng, runs = random.Random(seed), place(folder, system)
+    if sys.argv[1] == "end":
+        for number in range(int(sys.argv[4])):
+            blocks = 1 if number % 2 else int(sys.argv[5])
+            life = end_once(runs / f"ended-{number}", rng, blocks)
+            print(json.dumps(life), flush=True)
+        return
+    evaluations, kills = int(sys.argv[4]), int(sys.argv[5])
+    killed, number = 0, 0
+
+    def finish(directory: Path) -> None:
+        pid = child(lambda: train(directory, evaluations))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    finish(runs / "whole")
+    while killed < kills:
+        life = kill_once(runs / f"killed-{number}", evaluations, rng, inside=rng.random() < 0.7)
+        if life is None:  # it came to its end: the next one is killed
+            number += 1
+        else:
+            killed += 1
+            print(json.dumps(life), flush=True)
+    if not (runs / f"killed-{number}" / "summary.json").exists():
+        finish(runs / f"killed-{number}")
+
+
+if __name__ == "__main__":
+    main()
