@@ -160,6 +160,7 @@ def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     assert_same_runs(again, whole, parts)
 
 
+@pytest.mark.slow
 def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
     """The first seed stands still at a learning rate of 0; the second learns as the whole run's second."""
     env, system, _, config = parts
@@ -250,6 +251,7 @@ TREACHEROUS = replace(
 )
 
 
+@pytest.mark.slow
 def test_something_not_finite_halts_its_seed_alone_and_never_reaches_the_parameters(parts):
     program = programs.make_program(TREACHEROUS, *parts[1:])
     run = jax.jit(programs.one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run

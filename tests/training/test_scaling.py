@@ -1,6 +1,6 @@
 """The cost of an update grows linearly with agents and with time, and its program does not grow at all."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +20,19 @@ def lowered(num_agents: int, rollout_length: int):
     return jax.jit(jax.vmap(program.unit, (0, None))).lower(state.run, jnp.int32(1))
 
 
-@pytest.fixture(scope="module")
-def temporaries():
+@cache
+def temporaries(num_agents: int, rollout_length: int) -> int:
     """XLA's own count of an update's temporary memory."""
-    sizes = [(64, 16), (128, 16), (64, 32)]
-    return {size: lowered(*size).compile().memory_analysis().temp_size_in_bytes for size in sizes}
+    return lowered(num_agents, rollout_length).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_twice_the_agents_take_at_most_2_3_times_the_memory(temporaries):
-    assert temporaries[128, 16] <= 2.3 * temporaries[64, 16]
+def test_twice_the_agents_take_at_most_2_1_times_the_memory():
+    assert temporaries(256, 16) <= 2.1 * temporaries(128, 16)
 
 
-def test_twice_the_time_takes_at_most_2_3_times_the_memory(temporaries):
-    assert temporaries[64, 32] <= 2.3 * temporaries[64, 16]
+@pytest.mark.slow
+def test_twice_the_time_takes_at_most_2_1_times_the_memory():
+    assert temporaries(128, 32) <= 2.1 * temporaries(128, 16)
 
 
 def test_the_program_of_512_agents_is_no_longer_than_that_of_32():

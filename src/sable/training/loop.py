@@ -23,9 +23,9 @@ from sable.errors import SableError
 from sable.systems.base import System
 from sable.training import checkpoint, devices, hosted, memory, processes
 from sable.training.evaluate import play
-from sable.training.interruption import interruption
+from sable.training.interruption import Interruption, interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
-from sable.training.program import RunState, causes, make_program, one_by_one
+from sable.training.program import Program, RunState, State, causes, make_program, one_by_one
 from sable.types import EnvSpec, PyTree
 
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
@@ -55,6 +55,72 @@ class Result:
     directory: Path
     summary: dict
     interrupted: int | None = None
+
+
+class Progress:
+    """How far a run has come, and that nothing of it is lost."""
+
+    def __init__(self, directory: Path, settings: checkpoint.Settings):
+        self.directory, self.settings = directory, settings
+        self.logger: Logger = Mute()
+
+    def begin(self, began: float, facts: dict[str, tp.Any], interrupted: Interruption) -> None:
+        """Go on from where a checkpoint, or nothing, leaves off."""
+        self.began, self.interrupted = began - facts["wall_seconds"], interrupted
+        self.updates, self.evaluations = facts["updates"], facts["evaluations"]
+        self.clock = Clock(training_seconds=facts["training_seconds"])
+
+    def wall_seconds(self) -> float:
+        """Since the run began, its interruptions left out."""
+        return time.monotonic() - self.began
+
+    def advanced(self, num: int) -> None:
+        """So many updates are done, and not saved yet."""
+        self.updates += num
+        self.interrupted.unsaved = True
+
+    def save(self, state: State) -> None:
+        """A checkpoint of all there is."""
+        self.logger.phase("saving")
+        now = (self.updates, self.evaluations, self.clock.training_seconds, self.wall_seconds())
+        facts = dict[str, tp.Any](zip(FACTS, now, strict=True))
+        checkpoint.save(self.directory, self.updates + self.evaluations, state, facts, self.settings)
+        self.interrupted.unsaved = False
+
+    def save_before(self, seconds: float, state: State) -> None:
+        """Save what is not, if what comes next takes longer than a signal can wait."""
+        if processes.highest(int(self.interrupted.unsaved and seconds > LONG_SECONDS)):
+            self.save(state)
+
+    def stopped_by(self, state: State) -> int:
+        """The signal that asks to stop, once all is saved, or 0."""
+        signal = processes.highest(self.interrupted.signal)
+        if signal and self.interrupted.unsaved:
+            self.save(state)
+        return signal
+
+    def farewell(self) -> None:
+        """What is said by a process that is ended where it stands."""
+        self.logger.close()
+        if processes.leads():
+            resume = shlex.join(["sable", "train", "--resume", str(self.directory)])
+            print(f"sable: interrupted; go on with: {resume}", file=sys.stderr, flush=True)
+
+
+def make_stages(
+    program: Program, compiled: "Compiler", mesh: Mesh | None, places: PyTree, state: State
+) -> tuple[tp.Callable, tp.Callable, tp.Callable]:
+    """A unit of updates, an evaluation, and the measuring of the best, for all seeds."""
+    everywhere = devices.everywhere(mesh)
+    unit = devices.over_seeds(mesh, program.unit, (0, None))
+    unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
+    assess = devices.over_seeds(mesh, program.assess)
+    assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
+
+    def absolute(state: State) -> PyTree:  # compiled only when called: a run that is stopped does not need it
+        return compiled(devices.over_seeds(mesh, program.absolute), state, out=everywhere)(state)
+
+    return unit, assess, absolute
 
 
 @memory.explained()
@@ -88,109 +154,72 @@ def train(
     compiled, lanes = Compiler(run, mesh), (seeds,) if hypers is None else (seeds, hypers)
     with devices.in_force(mesh):
         shapes = jax.eval_shape(begin, *lanes)
-    places, everywhere = devices.places(mesh, shapes), devices.everywhere(mesh)
+    places = devices.places(mesh, shapes)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
-    settings = asked_for(run, config, env.spec)
-    logger: Logger = Mute()
-
-    def farewell() -> None:
-        logger.close()
-        if processes.leads():
-            resume = shlex.join(["sable", "train", "--resume", str(directory)])
-            print(f"sable: interrupted; go on with: {resume}", file=sys.stderr, flush=True)
-
-    with interruption(farewell) as interrupted, ExitStack() as open_files:
+    progress = Progress(directory, asked_for(run, config, env.spec))
+    with interruption(progress.farewell) as interrupted, ExitStack() as open_files:
+        facts: dict[str, tp.Any] = dict.fromkeys(FACTS, 0)
         if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-            state, facts = checkpoint.restore(directory, shapes, settings)
+            state, facts = checkpoint.restore(directory, shapes, progress.settings)
             state = devices.place(state, places)
         else:
-            state, facts = compiled(begin, *lanes, out=places)(*lanes), dict.fromkeys(FACTS, 0)
-        updates, evaluations = facts["updates"], facts["evaluations"]
-        clock = Clock(training_seconds=facts["training_seconds"])
-
-        def wall_seconds() -> float:
-            return facts["wall_seconds"] + time.monotonic() - began
-
-        def save() -> None:
-            logger.phase("saving")
-            now = (updates, evaluations, clock.training_seconds, wall_seconds())
-            reached = dict[str, tp.Any](zip(FACTS, now, strict=True))
-            checkpoint.save(directory, updates + evaluations, state, reached, settings)
-            interrupted.unsaved = False
-
-        def save_before(seconds: float) -> None:
-            """Save what is not, if what comes next takes longer than a signal can wait."""
-            if processes.highest(int(interrupted.unsaved and seconds > LONG_SECONDS)):
-                save()
-
-        def stopped_by() -> int:
-            """The signal that asks to stop, once all is saved, or 0."""
-            signal = processes.highest(interrupted.signal)
-            if signal and interrupted.unsaved:
-                save()
-            return signal
-
+            state = compiled(begin, *lanes, out=places)(*lanes)
+        progress.begin(began, facts, interrupted)
         if processes.leads():
-            logger = Logger(
+            progress.logger = Logger(
                 directory,
                 title=f"{run.task} · {run.system}",
                 seeds=run.seeds,
                 total_steps=boundaries[-1] * steps_per_update,
-                resume_steps=updates * steps_per_update,
-                evaluated_steps=boundaries[evaluations - 1] * steps_per_update if evaluations else 0,
+                resume_steps=progress.updates * steps_per_update,
+                evaluated_steps=boundaries[progress.evaluations - 1] * steps_per_update
+                if progress.evaluations
+                else 0,
                 quiet=quiet,
             )
-        open_files.enter_context(logger)
+        logger, clock = open_files.enter_context(progress.logger), progress.clock
         logger.phase("compiling")
         if on_host is not None:
-            stages = hosted.make_stages(on_host, system, program, run, config, compiled, state)
-            unit, assess, absolute = stages
+            unit, assess, absolute = hosted.make_stages(
+                on_host, system, program, run, config, compiled, state
+            )
         else:
-            unit = devices.over_seeds(mesh, program.unit, (0, None))
-            unit = compiled(unit, state.run, np.int32(1), donate=True, out=places and places.run)
-            assess = devices.over_seeds(mesh, program.assess)
-            assess = compiled(assess, state, donate=True, out=places and (places, everywhere))
-            absolute = None
+            unit, assess, absolute = make_stages(program, compiled, mesh, places, state)
         memory.refuse_beyond(memory.count(unit))
         logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
-        if on_host is not None and updates:
+        if on_host is not None and progress.updates:
             logger.note("the environments' states could not be saved: all episodes begin anew")
-        if signal := stopped_by():
+        if signal := progress.stopped_by(state):
             return Result(directory, {}, signal)
-        evaluation_seconds = float("inf")  # not known before the first
-        for boundary in boundaries[evaluations:]:
-            while updates < boundary:
-                save_before(clock.per_update)
+        for boundary in boundaries[progress.evaluations :]:
+            while progress.updates < boundary:
+                progress.save_before(clock.per_update, state)
                 logger.phase("training")
-                num = min(processes.highest(clock.updates_per_unit()), boundary - updates)
+                num = min(processes.highest(clock.updates_per_unit()), boundary - progress.updates)
                 with clock.training(num):
                     halted = state.run.halted.copy()
                     state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
-                updates += num
-                interrupted.unsaved = True
+                progress.advanced(num)
                 _announce_halted(logger, run, halted, state.run)
                 logger.progress(
-                    updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
+                    progress.updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
                 )
-                if signal := stopped_by():
+                if signal := progress.stopped_by(state):
                     return Result(directory, {}, signal)
-            save_before(evaluation_seconds)
+            progress.save_before(clock.per_evaluation, state)
             logger.phase("evaluating")
-            before = time.monotonic()
-            state, metrics = assess(state)
-            evaluations += 1
-            metrics = jax.device_get(metrics)
-            evaluation_seconds = time.monotonic() - before
-            logger.evaluation(updates * steps_per_update, metrics)
+            with clock.evaluating():
+                state, metrics = assess(state)
+                metrics = jax.device_get(metrics)
+            progress.evaluations += 1
+            logger.evaluation(progress.updates * steps_per_update, metrics)
             # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
-            if watch is not None and watch(updates * steps_per_update, metrics[RETURN].tolist()):
+            if watch is not None and watch(progress.updates * steps_per_update, metrics[RETURN].tolist()):
                 return Result(directory, {})
-            save()
-            if signal := stopped_by():
+            progress.save(state)
+            if signal := progress.stopped_by(state):
                 return Result(directory, {}, signal)
         logger.phase("measuring the best parameters")
-        if absolute is None:  # compiled only now: a run that is stopped does not need it
-            absolute = compiled(devices.over_seeds(mesh, program.absolute), state, out=everywhere)
         absolute = jax.device_get(absolute(state))
 
     return Result(
@@ -199,11 +228,11 @@ def train(
             "task": run.task,
             "system": run.system,
             "seeds": list(run.seeds),
-            "env_steps": updates * steps_per_update,
-            "wall_seconds": wall_seconds(),
+            "env_steps": progress.updates * steps_per_update,
+            "wall_seconds": progress.wall_seconds(),
             "training_seconds": clock.training_seconds,
             "compile_seconds": compiled.seconds,
-            "steps_per_second": len(run.seeds) * updates * steps_per_update / clock.training_seconds,
+            "steps_per_second": len(run.seeds) * progress.updates * steps_per_update / clock.training_seconds,
             "final_return": [row[RETURN] for row in read_rows(directory / METRICS)[-len(run.seeds) :]],
             **{f"absolute_{name}": values.mean(axis=1).tolist() for name, values in absolute.items()},
             "halted_seeds": [run.seeds[i] for i in np.flatnonzero(jax.device_get(state.run.halted) >= 0)],
@@ -307,7 +336,7 @@ class Clock:
 
     def __init__(self, training_seconds: float):
         self.training_seconds = training_seconds
-        self.per_update = float("inf")
+        self.per_update = self.per_evaluation = float("inf")  # not known before the first
 
     @contextmanager
     def training(self, num_updates: int) -> tp.Iterator[None]:
@@ -316,6 +345,12 @@ class Clock:
         seconds = time.monotonic() - began
         self.training_seconds += seconds
         self.per_update = seconds / num_updates
+
+    @contextmanager
+    def evaluating(self) -> tp.Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.per_evaluation = time.monotonic() - began
 
     def updates_per_unit(self) -> int:
         return max(1, int(UNIT_SECONDS / self.per_update))
