@@ -72,6 +72,26 @@ def test_what_a_killed_save_leaves_is_ignored_and_replaced(tmp_path, state):
     assert {path.name for path in partial.parent.iterdir()} == {"0000000001", "0000000002"}
 
 
+def test_one_killed_while_it_removes_an_old_checkpoint_leaves_no_half_of_it(tmp_path, state, monkeypatch):
+    checkpoint.save(tmp_path, 1, state, {})
+    checkpoint.save(tmp_path, 2, state, {})
+    rmtree = shutil.rmtree
+
+    def killed(path, **options):
+        if path.exists():
+            next(path.rglob("manifest.json")).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, 3, state, {})
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert checkpoint.steps(tmp_path / checkpoint.FOLDER) == [2, 3]
+    checkpoint.save(tmp_path, 4, state, {})
+    left = sorted(path.name for path in (tmp_path / checkpoint.FOLDER).iterdir())
+    assert left == ["0000000003", "0000000004"]
+
+
 def test_a_flipped_bit_in_any_file_is_noticed_and_the_file_named(tmp_path, state):
     folder = checkpoint.save(tmp_path, 1, state, {})
     files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]

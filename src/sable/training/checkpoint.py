@@ -6,6 +6,7 @@ written beside its final place and renamed there, so that a folder with a step's
 Where the newest has been damaged since, the newest that is whole is loaded, and the damage is named.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -72,7 +73,7 @@ def save(
         "arrays": {name: _kind(leaf) for name, leaf in leaves.items()},
     }
     try:
-        for left in folder.glob(".partial-*"):  # by a save that was killed
+        for left in (*folder.glob(".partial-*"), *folder.glob(".removed-*")):  # by a save that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         _write(partial, arrays, manifest)
@@ -90,7 +91,10 @@ def save(
             f"make room, or the folder writable, and go on with --resume {directory}"
         ) from None
     for old in steps(folder)[:-KEEP]:
-        shutil.rmtree(_place(folder, old), ignore_errors=True)
+        removed = folder / f".removed-{old:010d}"  # or one killed here would leave half of it, with a number
+        with contextlib.suppress(OSError):
+            _place(folder, old).rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
     return target
 
 
