@@ -126,9 +126,10 @@ def assert_shared(found, split, *, replay=False, loosely=False):
     assert found["split"] == list(split)
     # Measured after one update, all systems below and splits: gradients 1e-6, parameters 2e-8, metrics 5e-7.
     # Then roundings grow. One of Sable's seeds is ill-conditioned: after three updates its gradients are 5e-4
-    # apart, and 3e-5 without any communication (8x1); after one 3e-5 where agents decide in parallel.
+    # apart, and 3e-5 without any communication (8x1); after one 3e-5 where agents decide in parallel, 6e-5 (and
+    # metrics 1.4e-4) where they decide by the kernel, interpreted.
     now, later = zip(*(found[name] for name in ("gradients", "params", "situation", "metrics")), strict=True)
-    assert max(now) < (1e-4 if loosely else 5e-6)
+    assert max(now) < (3e-4 if loosely else 5e-6)
     assert max(later) < 5e-3 and found["params"][1] < 1e-5
     shares = found["shares"]
     assert shares["situation"] == [1 / num_devices], "environments, time steps and memories: a part each"
@@ -171,7 +172,7 @@ def test_every_split_learns_the_same(system):
     splits = {"8x1": (8, 1), "4x2": (4, 2), "1x8": (1, 8)}
     found = on_devices(f"{system}:{','.join(splits)}")[system]
     for name, split in splits.items():
-        replay, loosely = system in ("masac", "qmix"), system == "sable-parallel"
+        replay, loosely = system in ("masac", "qmix"), system in ("sable-kernel", "sable-parallel")
         assert_shared(found[name], split, replay=replay, loosely=loosely)
         looped = {kind for kind, looped in found[name]["collectives"] if looped}
         if system != "ippo":  # with memory it lines up all tokens, across devices, for its products
