@@ -126,8 +126,8 @@ def assert_shared(found, split, *, replay=False, loosely=False):
     assert found["split"] == list(split)
     # Measured after one update, all systems below and splits: gradients 1e-6, parameters 2e-8, metrics 5e-7.
     # Then roundings grow. One of Sable's seeds is ill-conditioned: after three updates its gradients are 5e-4
-    # apart, and 3e-5 without any communication (8x1); after one 3e-5 where agents decide in parallel, 6e-5 (and
-    # metrics 1.4e-4) where they decide by the kernel, interpreted.
+    # apart, and 3e-5 without any communication (8x1); after one 3e-5 where agents decide in parallel, 6e-5
+    # (and metrics 1.4e-4) where they decide by the kernel, interpreted.
     now, later = zip(*(found[name] for name in ("gradients", "params", "situation", "metrics")), strict=True)
     assert max(now) < (3e-4 if loosely else 5e-6)
     assert max(later) < 5e-3 and found["params"][1] < 1e-5
