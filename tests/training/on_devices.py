@@ -62,9 +62,9 @@ def updates(system, splits):
 
 
 def _on(split, parts, first, expected):
-    num_seeds = int(split.partition("x")[0])
+    num_seeds, sharers = map(int, split.split("x"))
     env, system, run, config = parts
-    run = replace(run, seeds=run.seeds[:num_seeds], devices=8)
+    run = replace(run, seeds=run.seeds[:num_seeds], devices=num_seeds * sharers)
     mesh = devices.make_mesh(run, config)
     state = jax.tree.map(lambda x: x[:num_seeds], first)
     places = devices.places(mesh, state)
