@@ -45,7 +45,7 @@ HEAVY |= {
 HEAVY |= {"ray": {"experiments/benchmark.py"}, "optuna": {"experiments/trials.py"}}
 HEAVY |= {
     "rich": {
-        "training/logging.py",
+        "training/view.py",
         "watching/show.py",
         *(f"experiments/{name}.py" for name in ("live", "board", "tune_view")),
     }

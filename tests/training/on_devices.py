@@ -45,7 +45,7 @@ def make_parts(variant, **run_fields):
     cls, task = system_config(system), "continuous" if "sac" in system else "recall"
     config = cls(**{name: value for name, value in FIELDS.items() if name in field_names(cls)})
     config = replace(config, decoding=decoding) if decoding else config
-    run = RunConfig(task=f"probe/{task}", system=system, seeds=tuple(range(8)), precision="highest")
+    run = RunConfig(task=f"probe/{task}", system=system, seeds=tuple(range(20, 28)), precision="highest")
     env = PROBES[task]
     return env, systems.make(system, env.spec, config), replace(run, **run_fields), config
 

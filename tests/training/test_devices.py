@@ -120,16 +120,15 @@ def simulated(tmp_path_factory):
     return {"updates": done["sable"]["4x2"], "runs": done[str(directory)], "directory": directory}
 
 
-def assert_shared(found, split, *, replay=False, loosely=False):
+def assert_shared(found, split, *, replay=False):
     """One device's numbers to rounding, and a share of them on each."""
     num_devices = split[0] * split[1]
     assert found["split"] == list(split)
     # Measured after one update, all systems below and splits: gradients 1e-6, parameters 2e-8, metrics 5e-7.
-    # Then roundings grow. One of Sable's seeds is ill-conditioned: after three updates its gradients are 5e-4
-    # apart, and 3e-5 without any communication (8x1); after one 3e-5 where agents decide in parallel, 6e-5
-    # (and metrics 1.4e-4) where they decide by the kernel, interpreted.
+    # Then roundings grow. (Of the seeds 0 to 7, which these tests had before, seed 5 has its gradient's norm
+    # 1.4e-4 apart where its losses agree to 1e-6, and does so without any communication, too.)
     now, later = zip(*(found[name] for name in ("gradients", "params", "situation", "metrics")), strict=True)
-    assert max(now) < (3e-4 if loosely else 5e-6)
+    assert max(now) < 5e-6
     assert max(later) < 5e-3 and found["params"][1] < 1e-5
     shares = found["shares"]
     assert shares["situation"] == [1 / num_devices], "environments, time steps and memories: a part each"
@@ -173,8 +172,9 @@ def test_every_split_learns_the_same(system):
     splits |= {"2x1": (2, 1), "1x2": (1, 2)} if system == "sable" else {}
     found = on_devices(f"{system}:{','.join(splits)}")[system]
     for name, split in splits.items():
-        replay, loosely = system in ("masac", "qmix"), system in ("sable-kernel", "sable-parallel")
-        assert_shared(found[name], split, replay=replay, loosely=loosely)
+        assert_shared(found[name], split, replay=system in ("masac", "qmix"))
+        if system.startswith("sable"):
+            assert found[name]["gradients"][0] < 1e-6
         looped = {kind for kind, looped in found[name]["collectives"] if looped}
         if system != "ippo":  # with memory it lines up all tokens, across devices, for its products
             assert looped <= ({"all-reduce"} if system.startswith("sable") and split[1] > 1 else set())

@@ -2,14 +2,15 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 
 from sable.errors import SableError
-from sable.training import logging
 from sable.training.curve import draw_curve
-from sable.training.logging import Logger, read_rows, sparkline
+from sable.training.logging import Logger, read_rows
+from sable.training.view import sparkline
 
 
 def make(directory, **changes) -> Logger:
@@ -127,7 +128,7 @@ def test_a_quiet_logger_prints_nothing_but_records(tmp_path, capsys):
 
 
 def test_a_terminal_gets_a_live_view(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(logging.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     logger = make(tmp_path)

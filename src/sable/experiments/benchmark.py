@@ -24,7 +24,8 @@ from sable.experiments import runs
 from sable.experiments.board import Board, Status
 from sable.experiments.results import variant
 from sable.training.interruption import Interruption, interruption
-from sable.training.logging import METRICS, RETURN, number, read_rows, spread
+from sable.training.logging import METRICS, RETURN, number, read_rows
+from sable.training.view import spread
 
 LOG = "log.txt"
 """What a cell's process said."""

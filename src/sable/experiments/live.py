@@ -1,20 +1,21 @@
 """What is shown while many runs are worked on: a table that stays in place in a terminal, lines in a pipe."""
 
+import abc
 import contextlib
 import typing as tp
 
-from sable.training.logging import in_terminal
+from sable.training.view import in_terminal
 
 
-class Live:
+class Live(abc.ABC):
     """Draws `table()` in a terminal twice a second while it is entered; elsewhere `say` prints lines."""
 
     def __init__(self, quiet: bool):
         self._quiet, self._live = quiet, None
 
+    @abc.abstractmethod
     def table(self) -> tp.Any:
         """What to draw, for rich."""
-        raise NotImplementedError
 
     def say(self, line: str) -> None:
         """Print a line where no table is drawn; a reader that went away must not stop the work."""

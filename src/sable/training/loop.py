@@ -57,7 +57,7 @@ class Result:
     interrupted: int | None = None
 
 
-class Progress:
+class Course:
     """How far a run has come, and that nothing of it is lost."""
 
     def __init__(self, directory: Path, settings: checkpoint.Settings):
@@ -156,28 +156,28 @@ def train(
         shapes = jax.eval_shape(begin, *lanes)
     places = devices.places(mesh, shapes)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
-    progress = Progress(directory, asked_for(run, config, env.spec))
-    with interruption(progress.farewell) as interrupted, ExitStack() as open_files:
+    course = Course(directory, asked_for(run, config, env.spec))
+    with interruption(course.farewell) as interrupted, ExitStack() as open_files:
         facts: dict[str, tp.Any] = dict.fromkeys(FACTS, 0)
         if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-            state, facts = checkpoint.restore(directory, shapes, progress.settings)
+            state, facts = checkpoint.restore(directory, shapes, course.settings)
             state = devices.place(state, places)
         else:
             state = compiled(begin, *lanes, out=places)(*lanes)
-        progress.begin(began, facts, interrupted)
+        course.begin(began, facts, interrupted)
         if processes.leads():
-            progress.logger = Logger(
+            course.logger = Logger(
                 directory,
                 title=f"{run.task} · {run.system}",
                 seeds=run.seeds,
                 total_steps=boundaries[-1] * steps_per_update,
-                resume_steps=progress.updates * steps_per_update,
-                evaluated_steps=boundaries[progress.evaluations - 1] * steps_per_update
-                if progress.evaluations
+                resume_steps=course.updates * steps_per_update,
+                evaluated_steps=boundaries[course.evaluations - 1] * steps_per_update
+                if course.evaluations
                 else 0,
                 quiet=quiet,
             )
-        logger, clock = open_files.enter_context(progress.logger), progress.clock
+        logger, clock = open_files.enter_context(course.logger), course.clock
         logger.phase("compiling")
         if on_host is not None:
             unit, assess, absolute = hosted.make_stages(
@@ -187,37 +187,37 @@ def train(
             unit, assess, absolute = make_stages(program, compiled, mesh, places, state)
         memory.refuse_beyond(memory.count(unit))
         logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
-        if on_host is not None and progress.updates:
+        if on_host is not None and course.updates:
             logger.note("the environments' states could not be saved: all episodes begin anew")
-        if signal := progress.stopped_by(state):
+        if signal := course.stopped_by(state):
             return Result(directory, {}, signal)
-        for boundary in boundaries[progress.evaluations :]:
-            while progress.updates < boundary:
-                progress.save_before(clock.per_update, state)
+        for boundary in boundaries[course.evaluations :]:
+            while course.updates < boundary:
+                course.save_before(clock.per_update, state)
                 logger.phase("training")
-                num = min(processes.highest(clock.updates_per_unit()), boundary - progress.updates)
+                num = min(processes.highest(clock.updates_per_unit()), boundary - course.updates)
                 with clock.training(num):
                     halted = state.run.halted.copy()
                     state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
-                progress.advanced(num)
+                course.advanced(num)
                 _announce_halted(logger, run, halted, state.run)
                 logger.progress(
-                    progress.updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
+                    course.updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
                 )
-                if signal := progress.stopped_by(state):
+                if signal := course.stopped_by(state):
                     return Result(directory, {}, signal)
-            progress.save_before(clock.per_evaluation, state)
+            course.save_before(clock.per_evaluation, state)
             logger.phase("evaluating")
             with clock.evaluating():
                 state, metrics = assess(state)
                 metrics = jax.device_get(metrics)
-            progress.evaluations += 1
-            logger.evaluation(progress.updates * steps_per_update, metrics)
+            course.evaluations += 1
+            logger.evaluation(course.updates * steps_per_update, metrics)
             # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
-            if watch is not None and watch(progress.updates * steps_per_update, metrics[RETURN].tolist()):
+            if watch is not None and watch(course.updates * steps_per_update, metrics[RETURN].tolist()):
                 return Result(directory, {})
-            progress.save(state)
-            if signal := progress.stopped_by(state):
+            course.save(state)
+            if signal := course.stopped_by(state):
                 return Result(directory, {}, signal)
         logger.phase("measuring the best parameters")
         absolute = jax.device_get(absolute(state))
@@ -228,11 +228,11 @@ def train(
             "task": run.task,
             "system": run.system,
             "seeds": list(run.seeds),
-            "env_steps": progress.updates * steps_per_update,
-            "wall_seconds": progress.wall_seconds(),
+            "env_steps": course.updates * steps_per_update,
+            "wall_seconds": course.wall_seconds(),
             "training_seconds": clock.training_seconds,
             "compile_seconds": compiled.seconds,
-            "steps_per_second": len(run.seeds) * progress.updates * steps_per_update / clock.training_seconds,
+            "steps_per_second": len(run.seeds) * course.updates * steps_per_update / clock.training_seconds,
             "final_return": [row[RETURN] for row in read_rows(directory / METRICS)[-len(run.seeds) :]],
             **{f"absolute_{name}": values.mean(axis=1).tolist() for name, values in absolute.items()},
             "halted_seeds": [run.seeds[i] for i in np.flatnonzero(jax.device_get(state.run.halted) >= 0)],
