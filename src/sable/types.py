@@ -103,6 +103,6 @@ class Rollout:
     """A stretch of experience, with the memory that stood before it and the situation that follows it."""
 
     steps: Transition  # [T, B]
-    start_memory: PyTree  # [B], before the reset that steps.first[0] may ask for
+    start_memory: PyTree  # [B], the reset that steps.first[0] may ask for done or not
     last: TimeStep  # [B]
-    last_memory: PyTree  # [B], likewise before the reset that last.first may ask for
+    last_memory: PyTree  # [B], likewise that of last.first

@@ -128,4 +128,7 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, dtype):
 
         both = jax.tree.map(lambda x: jnp.stack([x, x]), (sources, scale))
         jax.jit(jax.vmap(jax.grad(total))).trace(*both).lower(lowering_platforms=("cuda",))
-    assert len(triton_modules) >= 9
+        if causal:
+            team = jax.vmap(lambda sources, rest=(memory, scale, bias, kappa): kernel.team(sources, *rest))
+            jax.jit(team).trace(both[0]).lower(lowering_platforms=("cuda",))
+    assert len(triton_modules) >= 10

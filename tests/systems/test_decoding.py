@@ -43,12 +43,11 @@ def make(num_agents: int, *, discrete: bool, memory: bool):
         view, time = jax.random.normal(key, (BATCH, num_agents, 6)), jnp.arange(BATCH)
         past = jax.tree.map(lambda x: x + 0.3, initial_memory(net.config, BATCH))
         encoded, _, past = net.apply(params, view, time, jnp.arange(num_agents), past, method=net.encode)
-        opened = net.apply(params, past, BATCH, method=net.open)
         legal = jax.random.bernoulli(key, 0.8, (BATCH, num_agents, 5 if discrete else 1))
         kind, size = (Categorical, 5) if discrete else (TanhNormal, 2)
         drawn = kind.noise(key, (BATCH, num_agents, size))
         clock = net.apply(params, time, method=net.clock)
-        return params, encoded, legal.at[..., 0].set(True), clock, drawn, opened
+        return params, encoded, legal.at[..., 0].set(True), clock, drawn, past
 
     return net, *prepared(jax.random.key(3))
 
@@ -67,11 +66,11 @@ QUICK = [(AT_ONCE, 40, True, True), (KERNEL, 5, True, True)]
 def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agents, discrete, memory):
     """Agent by agent, each told what the others did by another form: it would have done the same, but for
     rounding. (Left to themselves the two may part at a near-tie and differ from there on.)"""
-    net, params, encoded, legal, clock, drawn, opened = make(num_agents, discrete=discrete, memory=memory)
+    net, params, encoded, legal, clock, drawn, past = make(num_agents, discrete=discrete, memory=memory)
 
     @jax.jit
     def both(params):
-        told, (raw, _, log_prob) = form(net, params, encoded, legal, clock, drawn, opened)
+        told, (raw, _, log_prob) = form(net, params, encoded, legal, clock, drawn, past)
         tokens = previous_tokens(net.spec, (raw if discrete else jnp.tanh(raw))[None])[0]
 
         def agent(memory, now):
@@ -80,13 +79,14 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
             return memory, distribution
 
         in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, tokens))
+        opened = net.apply(params, past, BATCH, method=net.open)
         memory, distribution = jax.lax.scan(agent, opened, in_turn)
         distribution = jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
         return (told, raw, log_prob), (memory, distribution, distribution.log_prob(raw))
 
     with jax.default_matmul_precision("highest"):
         (told, raw, log_prob), (memory, distribution, alone) = both(params)
-    for a, b in zip(jax.tree.leaves(memory), jax.tree.leaves(told), strict=True):
+    for a, b in zip(jax.tree.leaves(memory if past else ()), jax.tree.leaves(told), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max())
     np.testing.assert_allclose(log_prob, alone, atol=1e-4, rtol=1e-4)
     if discrete:
@@ -100,13 +100,13 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
 
 @pytest.mark.parametrize("discrete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
-    net, params, encoded, legal, clock, _, opened = make(40, discrete=discrete, memory=True)
+    net, params, encoded, legal, clock, _, past = make(40, discrete=discrete, memory=True)
     shape = (BATCH, 40) if discrete else (BATCH, 40, 2)
     action = jax.random.randint(KEY, shape, 0, 5) if discrete else jax.random.uniform(KEY, shape)
 
     @jax.jit
     def decode(tokens):
-        return net.apply(params, encoded, legal, clock, tokens, opened, method=net.decode_all)
+        return net.apply(params, encoded, legal, clock, tokens, past, method=net.decode_all)
 
     def parameters(action):
         distribution, _ = decode(previous_tokens(net.spec, action[None])[0])
@@ -121,9 +121,9 @@ def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
 
 @pytest.mark.slow
 def test_a_number_that_is_not_finite_ends_the_rounds():
-    net, params, encoded, legal, clock, drawn, opened = make(5, discrete=False, memory=True)
+    net, params, encoded, legal, clock, drawn, past = make(5, discrete=False, memory=True)
     encoded = encoded.at[0, 2].set(jnp.nan)
-    _, (raw, _, _) = autoregressive.decode_at_once(net, params, encoded, legal, clock, drawn, opened)
+    _, (raw, _, _) = autoregressive.decode_at_once(net, params, encoded, legal, clock, drawn, past)
     assert np.isnan(raw[0, 2:]).all() and np.isfinite(raw[1:]).all()
 
 
@@ -141,8 +141,8 @@ def test_seeds_side_by_side_decide_as_each_alone():
 
 def test_the_kernel_can_be_built_for_a_gpu(triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
-    net, params, encoded, legal, clock, drawn, opened = make(5, discrete=True, memory=True)
-    memories = [tuple(getattr(m, name) for m in opened) for name in ("decoder_self", "decoder_cross")]
+    net, params, encoded, legal, clock, drawn, past = make(5, discrete=True, memory=True)
+    memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
     given = decoder_weights(net, params), encoded, clock, legal, drawn, *memories
     lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1

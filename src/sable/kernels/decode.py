@@ -21,6 +21,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from sable.ops import retention
 from sable.types import struct
 
 WARPS = 4
@@ -163,7 +164,7 @@ def decode(
 
     def after(memory, keys, values):
         keys, values = (x.reshape(num_envs, num_agents, num_heads, head) for x in (keys, values))
-        return memory + jnp.einsum("bnhi,bnhj->bhij", keys, values)
+        return retention.told(memory, keys, values)
 
     return Decoded(
         kept.raw,

@@ -90,6 +90,21 @@ def _forward(num_agents, causal, sources, memory, scale, bias, kappa, first):
     return result, (sources, before, recalled, scale, bias, kappa, first, memory)
 
 
+def team(
+    sources: tuple[Array, ...],  # [B, N, 4 E] or [B, N, E] and [B, N, 3 E]
+    memory: Array,  # [B, H, d, d] as the timestep before left it
+    scale: Array,
+    bias: Array,
+    kappa: Array,
+) -> Array:
+    """`gated` for the agents of one timestep, causal: nothing is remembered, nor kept for going back."""
+    num_envs, num_agents = sources[0].shape[:2]
+    cut = _Cut(num_agents, True, memory, kappa, jnp.zeros((num_envs, 1), bool))
+    out = jax.ShapeDtypeStruct((num_envs, num_agents, scale.shape[0]), sources[0].dtype)
+    given = (*sources, memory, scale, bias, cut.rate, cut.episode)
+    return cut.call(_forward_kernel, cut.sizes(sources), "retention_team", given, [out])[0]
+
+
 def _backward(num_agents, causal, residuals, cotangents):
     sources, before, recalled, scale, bias, kappa, first, memory = residuals
     dy, dafter = cotangents
@@ -147,9 +162,11 @@ class _Cut:
     def sizes(self, sources) -> Sizes:
         width = self.states.shape[1] * self.head
         start = width * (len(sources) == 1)
+        num_tokens = sources[0].shape[1] // self.num
         rows = 32 if self.causal or 32 % self.num_agents == 0 else LARGEST_CHUNK
+        rows = min(rows, max(16, pl.next_power_of_2(num_tokens)))
         return Sizes(
-            num_tokens=sources[0].shape[1] // self.num,
+            num_tokens=num_tokens,
             num_agents=self.num_agents,
             head=self.head,
             rows=rows,
@@ -244,7 +261,9 @@ def _pull_kernel(sizes, source, rate, episode, dout, dmemory):
 
 
 def _forward_kernel(sizes, *refs):
-    *sources, memory, scale, bias, rate, episode, y, recalled, after = refs
+    """What the layer gives; also what was recalled and the memory after it, where they are asked for."""
+    num_sources = 1 if sizes.columns[0] else 2
+    sources, (memory, scale, bias, rate, episode, y, *more) = refs[:num_sources], refs[num_sources:]
     cols, rate = _columns(sizes), rate[pl.program_id(1)]
 
     def chunk(c, past):
@@ -255,14 +274,20 @@ def _forward_kernel(sizes, *refs):
             found = _dot(q, past)
         else:
             found = _dot(_dot(q, k.T) * decays.within, v) + _dot(q, past) * decays.since[:, None]
-        rows.store(recalled, cols, found)
+        if more:
+            rows.store(more[0], cols, found)
         normal, _ = _normal(found)
         gate = gate.astype(jnp.float32)
         y_ = gate * jax.nn.sigmoid(gate) * (normal * scale[cols][None] + bias[cols][None])
         rows.store(y, cols, y_)
         return past if sizes.settled else _remember(k, v, past, decays)
 
-    after[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
+    if more:
+        more[1][...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
+    elif sizes.num_chunks == 1:
+        chunk(0, memory[...])  # no loop, whose memory after would be computed in vain
+    else:
+        jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
 
 
 def _queries_kernel(sizes, *refs):

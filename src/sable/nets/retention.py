@@ -1,6 +1,6 @@
 """Multi-scale retention as a layer: projections around `ops.retention`, a norm per head, a gate."""
 
-import typing as tp
+import itertools
 
 import flax.linen as nn
 import jax
@@ -74,17 +74,25 @@ class MultiScaleRetention(nn.Module):
 
     def team(
         self, query: Float[Array, "B N E"], key: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
-    ) -> tuple[Float[Array, "B N E"], Float[Array, "B H d d"]]:
-        """All agents of a timestep whose decay (`open`) is already done, each seeing those before it."""
+    ) -> tuple[Float[Array, "B N E"], tuple[Float[Array, "B N H d"], Float[Array, "B N H d"]]]:
+        """All agents of a timestep, each seeing those before it and the memory the last timestep left: (the
+        layer's output, the keys and values to `remember`)."""
         if kernel.chosen(self.width // self.num_heads):
-            going_on = jnp.zeros((1, key.shape[0]), bool)
-            out, after = self._by_kernel(query[:, None], key[:, None], memory, going_on, undecayed=True)
-            return out[:, 0], tp.cast(Array, after)
+            sources = self._sources(query, key)
+            mixed = kernel.team(sources, memory, self.scale, self.bias, self._kappa())
+            *_, k, v, _ = jnp.split(sources[-1], sources[-1].shape[-1] // self.width, axis=-1)
+            return self.output(mixed), (self._heads(k), self._heads(v))
         q, k, v, gate = self._project(query, key)
         # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
         out = retention.within(q[None], k[None], v[None], causal=True)[0]
-        out = out + jnp.einsum("bnhi,bhij->bnhj", q, memory)
-        return self._finish(out, gate), memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
+        out = out + jnp.einsum("bnhi,bhij->bnhj", q, self.open(memory))
+        return self._finish(out, gate), (k, v)
+
+    def remember(
+        self, memory: Float[Array, "B H d d"], keys: Float[Array, "B N H d"], values: Float[Array, "B N H d"]
+    ) -> Float[Array, "B H d d"]:
+        """The memory that a timestep leaves, from that of the timestep before and what its agents said."""
+        return retention.told(self.open(memory), keys, values)
 
     def token(
         self, query: Float[Array, "B E"], key: Float[Array, "B E"], memory: Float[Array, "B H d d"]
@@ -98,21 +106,18 @@ class MultiScaleRetention(nn.Module):
         """The memory as the first agent of a new timestep finds it."""
         return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
 
-    def _by_kernel(self, query, key, memory, first, *, undecayed=False):
+    def _by_kernel(self, query, key, memory, first):
         """`sequence`, by kernels over all tokens of an environment."""
         num_envs, num_steps, num_agents = key.shape[:3]
-        sources = (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
-        past, kappa = memory, self._kappa()
+        sources, past = self._sources(query, key), memory
         if isinstance(memory, tuple):  # every timestep an episode of its own
             past = jnp.zeros((num_envs, self.num_heads, *[self.width // self.num_heads] * 2))
             first = jnp.ones_like(first)
-        if undecayed:
-            kappa = jnp.ones_like(kappa)
 
         def recall(norm, sources, past, first):
             tokens = tuple(x.reshape(x.shape[0], num_steps * num_agents, -1) for x in sources)
             scale, bias = norm
-            return kernel.gated(num_agents, self.causal, tokens, past, scale, bias, kappa, first)
+            return kernel.gated(num_agents, self.causal, tokens, past, scale, bias, self._kappa(), first)
 
         recalled, after = sharding.apart(recall, (self.scale, self.bias), sources, past, first.T)
         return self.output(recalled.reshape(key.shape)), () if isinstance(memory, tuple) else after
@@ -120,10 +125,17 @@ class MultiScaleRetention(nn.Module):
     def _kappa(self):
         return retention.kappas(self.num_heads, self.decay_scaling)
 
+    def _sources(self, query, key):
+        """Queries, keys, values and gates side by side; of two streams, queries, and all else."""
+        return (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
+
     def _project(self, query, key):
-        parts = jnp.split(self.projections(key), 3 if self.cross else 4, axis=-1)
-        q, k, v, gate = (self.query(query), *parts) if self.cross else parts
-        return *(x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v)), gate
+        parts = (jnp.split(x, x.shape[-1] // self.width, axis=-1) for x in self._sources(query, key))
+        q, k, v, gate = itertools.chain.from_iterable(parts)
+        return *map(self._heads, (q, k, v)), gate
+
+    def _heads(self, x):
+        return x.reshape(*x.shape[:-1], self.num_heads, -1)
 
     def _finish(self, out, gate):
         """(swish(gate) * norm(out)) W_o, one normalisation group per head."""

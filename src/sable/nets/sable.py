@@ -26,6 +26,13 @@ class BlockMemory:
     decoder_cross: Array
 
 
+class Told(tp.NamedTuple):
+    """What the agents of a timestep tell one decoder block's memories: keys and values [B, N, H, d]."""
+
+    own: tuple[Array, Array]
+    cross: tuple[Array, Array]
+
+
 Memory = tuple[BlockMemory, ...]
 """One per block; () where nothing is to be remembered."""
 
@@ -86,14 +93,18 @@ class DecoderBlock(nn.Module):
         return self._finish(encoded, out)
 
     def timestep(self, x, encoded, time, memory):
-        """All agents of a timestep whose decay (`open`) is already done; to the last bit, no agent sees a
-        later one."""
+        """All agents of a timestep, and what they tell; to the last bit, no agent sees a later one."""
         here = x + time
-        out, self_memory = self.self_retention.team(here, here, memory.decoder_self)
+        out, own = self.self_retention.team(here, here, memory.decoder_self)
         r = self.norms[0](x + out)
-        out, cross_memory = self.cross_retention.team(encoded + time, r + time, memory.decoder_cross)
-        return self._finish(encoded, out), replace(
-            memory, decoder_self=self_memory, decoder_cross=cross_memory
+        out, cross = self.cross_retention.team(encoded + time, r + time, memory.decoder_cross)
+        return self._finish(encoded, out), Told(own, cross)
+
+    def remember(self, memory, told):
+        return replace(
+            memory,
+            decoder_self=self.self_retention.remember(memory.decoder_self, *told.own),
+            decoder_cross=self.cross_retention.remember(memory.decoder_cross, *told.cross),
         )
 
     def token(self, x, encoded, time, memory):
@@ -202,14 +213,19 @@ class Sable(nn.Module):
         legal: Bool[Array, "B N A"],
         clock: Float[Array, "B _"],
         tokens: Array,  # what each agent is told of the one before
-        memory: Memory,
-    ) -> tuple[Distribution, Memory]:
-        """`decode` for all agents of a timestep at once, were these their tokens."""
-        x, new = self.embed_action(tokens), []
-        for block, past in zip(self.decoder, memory, strict=True):
-            x, past = block.timestep(x, encoded, clock[:, None], past)
-            new.append(past)
-        return self.policy_head(x, legal), tuple(new)
+        memory: Memory,  # not opened
+    ) -> tuple[Distribution, tuple[Told, ...]]:
+        """`decode` for all agents of a timestep at once, were these their tokens; what they tell is not
+        remembered yet."""
+        x, told = self.embed_action(tokens), []
+        for block, past in zip(self.decoder, memory or _zeros(self.config, x.shape[0]), strict=True):
+            x, by_block = block.timestep(x, encoded, clock[:, None], past)
+            told.append(by_block)
+        return self.policy_head(x, legal), tuple(told)
+
+    def remember(self, memory: Memory, told: tuple[Told, ...]) -> Memory:
+        """The memory with what a timestep's agents tell in its decoder parts."""
+        return tuple(map(DecoderBlock.remember, self.decoder, memory, told)) if memory else ()
 
     def embed_token(self, token: Array) -> Float[Array, "*b E"]:
         """What an agent makes of what it is told."""

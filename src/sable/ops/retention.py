@@ -48,6 +48,11 @@ def attend(
     return jnp.einsum("bhi,bhij->bhj", q, memory), memory
 
 
+def told(memory: Memory, k: Float[Array, "B N H d"], v: Float[Array, "B N H d"]) -> Memory:
+    """The memory after a timestep's agents, from P[t]."""
+    return memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
+
+
 def step(
     q: Float[Array, "B N H d"],
     k: Float[Array, "B N H d"],
@@ -61,7 +66,7 @@ def step(
     """One timestep of the definition: (out, M[t])."""
     seen = past(memory, kappa, first)
     if not causal:
-        memory = seen + jnp.einsum("bnhi,bnhj->bhij", k, v)
+        memory = told(seen, k, v)
         return jnp.einsum("bnhi,bhij->bnhj", q, memory), memory
     seen = seen[:, None] + jnp.cumsum(jnp.einsum("bnhi,bnhj->bnhij", k, v), axis=1)
     return jnp.einsum("bnhi,bnhij->bnhj", q, seen), seen[:, -1]

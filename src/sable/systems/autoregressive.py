@@ -68,8 +68,7 @@ def act(
     kind = Categorical if net.spec.discrete else TanhNormal
     shape = (num_envs, net.spec.num_agents, size)
     noise = jnp.zeros(shape) if key is None else kind.noise(key, shape)  # without noise, the most probable
-    opened = _apply(net, params, net.open, memory, num_envs)
-    given = params, encoded, legal, _apply(net, params, net.clock, time), noise, opened
+    given = params, encoded, legal, _apply(net, params, net.clock, time), noise, memory
     if isinstance(net, Sable) and (how := decoding(net)) != "scan":
         form = decode_at_once if how == "parallel" else decode_by_kernel
         told, acted = sharding.apart(partial(form, net), *given)
@@ -77,7 +76,7 @@ def act(
         told, acted = decode_in_turn(net, *given)
     raw, action, log_prob = (_natural(x, order, axis=1) for x in acted)
     extras = ppo.Acted(raw=raw, log_prob=log_prob, value=_natural(values, order, axis=1))
-    return Decision(action=action, memory=told if memory else (), extras=extras)
+    return Decision(action=action, memory=told, extras=extras)
 
 
 def decoding(net: Sable) -> str:
@@ -108,8 +107,9 @@ def decode_in_turn(
     start = start_token(net.spec)
     start = jnp.broadcast_to(start, (encoded.shape[0], *start.shape))
     in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, noise))
-    (told, _), acted = jax.lax.scan(agent, (memory, start), in_turn)
-    return told, jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
+    opened = _apply(net, params, net.open, memory, encoded.shape[0])
+    (told, _), acted = jax.lax.scan(agent, (opened, start), in_turn)
+    return told if memory else (), jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
 
 
 def decode_at_once(
@@ -139,29 +139,31 @@ def decode_at_once(
         return raw, decide(raw), rounds + 1
 
     guess = jnp.zeros(noise.shape[:2], jnp.int32) if net.spec.discrete else jnp.zeros_like(noise)
-    _, decided, _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
-    return decided
+    # Carried round are a timestep's few keys and values, not the memories they go into.
+    _, (told, acted), _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
+    return _apply(net, params, net.remember, memory, told), acted
 
 
 def decode_by_kernel(
     net: Sable, params: PyTree, encoded: Array, legal: Array, clock: Array, noise: Array, memory: PyTree
 ) -> tuple[PyTree, tuple[Array, Array, Array]]:
     """What `decode_in_turn` gives, to rounding, by one kernel: interpreted, and slow, without a GPU."""
+    opened = _apply(net, params, net.open, memory, encoded.shape[0])
     decided = kernel.decode(
         decoder_weights(net, params),
         encoded,
         jnp.broadcast_to(clock, (clock.shape[0], encoded.shape[-1])),
         legal,
         noise,
-        tuple(block.decoder_self for block in memory),
-        tuple(block.decoder_cross for block in memory),
+        tuple(block.decoder_self for block in opened),
+        tuple(block.decoder_cross for block in opened),
         interpret=jax.default_backend() != "gpu",
     )
     told = tuple(
         replace(block, decoder_self=own, decoder_cross=cross)
-        for block, own, cross in zip(memory, decided.self_memory, decided.cross_memory, strict=True)
+        for block, own, cross in zip(opened, decided.self_memory, decided.cross_memory, strict=True)
     )
-    return told, (decided.raw, decided.raw, decided.log_prob)
+    return told if memory else (), (decided.raw, decided.raw, decided.log_prob)
 
 
 def value(net: Net, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:

@@ -5,8 +5,8 @@
   network; evaluation plays one episode from memories that are zero already.
 - `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts
   the return.
-- A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, before any
-  such reset.
+- A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, such a reset
+  done or not: whoever goes on from them does it.
 """
 
 import dataclasses

@@ -1,5 +1,7 @@
 """Experience: a system acting in a batch of environments."""
 
+from dataclasses import replace
+
 import jax
 from jax import Array
 
@@ -16,7 +18,7 @@ class Situation:
 
     env_state: PyTree
     timestep: TimeStep  # [B]
-    memory: PyTree  # [B], as the last decision left it
+    memory: PyTree  # [B], as the last decision left it; forgotten or not where an episode opens
 
 
 def open_situation(env: Env, system: System, key: Array, num_envs: int) -> Situation:
@@ -36,7 +38,7 @@ def collect(
     def step(now: Situation, key: Array) -> tuple[Situation, tuple[Transition, Metrics]]:
         decision_key, reset_key = jax.random.split(key)
         observation, first = now.timestep.observation, now.timestep.first
-        decision = system.explore(learner, observation, tree.reset(now.memory, first), decision_key)
+        decision = system.explore(learner, observation, now.memory, decision_key)
         env_state, timestep = wrappers.step(env, pool, now.env_state, decision.action, reset_key)
         transition = Transition(
             observation=observation,
@@ -50,8 +52,11 @@ def collect(
         ended = jax.tree.map(
             lambda x: sharding.sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
         )
-        return Situation(env_state=env_state, timestep=timestep, memory=decision.memory), (transition, ended)
+        # Forgotten here, where the memory is written anyway, not where it is read again.
+        memory = tree.reset(decision.memory, timestep.first)
+        return Situation(env_state=env_state, timestep=timestep, memory=memory), (transition, ended)
 
+    situation = replace(situation, memory=tree.reset(situation.memory, situation.timestep.first))
     end, (steps, ended) = jax.lax.scan(step, situation, jax.random.split(steps_key, length))
     rollout = Rollout(steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory)
     return end, rollout, jax.tree.map(lambda x: x.sum(0).sum().astype("float32"), ended)
