@@ -26,6 +26,10 @@ Memory = Float[Array, "B H d d"]
 Decay = Float[Array, " H"]
 First = Bool[Array, "T B"]
 
+FEW = 16
+"""Agents whose keys and values are added to a memory one by one, in the one pass that writes it anyway; more
+make a matrix product worth while."""
+
 
 def kappas(num_heads: int, scaling: float) -> Decay:
     """Each head's decay, scaling * (1 - exp(linspace(ln 1/32, ln 1/512, H)))."""
@@ -50,7 +54,11 @@ def attend(
 
 def told(memory: Memory, k: Float[Array, "B N H d"], v: Float[Array, "B N H d"]) -> Memory:
     """The memory after a timestep's agents, from P[t]."""
-    return memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
+    if k.shape[1] > FEW:
+        return memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
+    for i in range(k.shape[1]):
+        memory = memory + k[:, i, :, :, None] * v[:, i, :, None, :]
+    return memory
 
 
 def step(
