@@ -1,12 +1,19 @@
 """The GPU kernels that end a block, interpreted: outputs and gradients are those of the layers."""
 
+from dataclasses import replace
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sable.config import SableConfig
 from sable.kernels import block as kernel
 from sable.nets.layers import RMSNorm, SwiGLU
+from sable.nets.sable import Sable, initial_memory
+from sable.systems import autoregressive
+from sable.types import EnvSpec
 
 slow = pytest.mark.slow
 FORMS = {"finish": kernel.finish, "mend": kernel.mend}
@@ -105,6 +112,44 @@ def test_bfloat16_is_rounded_where_it_is_written_and_multiplied(name):
     exact = everything(LAYERS[name], tuple(x.astype(jnp.float32) for x in given))
     found = everything(FORMS[name], given)
     assert_close(found, [x.astype(jnp.bfloat16) for x in exact], 2**-7)
+
+
+def network_gradients(config):
+    """Of all parameters of a network that scores some actions, two seeds side by side."""
+    spec = EnvSpec(num_agents=3, view_size=4, num_actions=3, time_limit=9)
+    net, shape, keys = Sable(config, spec), (5, 2, 3), jax.random.split(jax.random.key(0), 4)
+    view, action = jax.random.normal(keys[0], (*shape, 4)), jax.random.randint(keys[1], shape, 0, 3)
+    time, first = jnp.arange(5)[:, None] + jnp.zeros((1, 2), int), jax.random.bernoulli(keys[2], 0.3, (5, 2))
+    memory = jax.tree.map(lambda x: x + 0.1, initial_memory(config, 2))
+    legal, ids = jnp.ones((*shape, 3), bool), jnp.array([2, 0, 1])
+
+    def total(params):
+        told = view, legal, time, action, ids, memory, first
+        distribution, value = net.apply(params, *told, method=net.evaluate)
+        return (distribution.log_prob(action) * jnp.cos(jnp.arange(30.0)).reshape(shape)).sum() + value.sum()
+
+    params = jax.vmap(partial(autoregressive.init, net))(jax.random.split(keys[3], 2))
+    return jax.jit(jax.vmap(jax.grad(total)))(params)
+
+
+@pytest.mark.parametrize("memory", [True, pytest.param(False, marks=slow)])
+def test_a_network_learns_the_same_by_the_kernels(monkeypatch, memory):
+    config = SableConfig(embed_dim=32, num_heads=2, memory=memory)
+    called = []
+
+    def called_for(width):
+        called.append(width)
+        return True
+
+    truth = network_gradients(config)
+    monkeypatch.setattr(kernel, "chosen", called_for)
+    found = network_gradients(config)
+    assert called == [32, 32]  # by both blocks, not while parameters are made
+    assert jax.tree.structure(found) == jax.tree.structure(truth)
+    assert_close(jax.tree.leaves(found), jax.tree.leaves(truth), 2e-5)
+    called.clear()
+    jax.eval_shape(lambda: network_gradients(replace(config, chunk_size=2)))
+    assert not called  # chunks that are asked for are had
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
