@@ -97,27 +97,31 @@ def test_the_kernels_are_the_layers(name, shape):
     assert_close(found, truth, 1e-5)
 
 
-@pytest.mark.parametrize("name", [pytest.param("finish", marks=slow), "mend"])
+@slow
+@pytest.mark.parametrize("name", FORMS)
 def test_seeds_have_their_own_weights(name):
     seeds = (make(name, (70, 32), key) for key in range(2))
     found, truth = both(name, jax.tree.map(lambda *x: jnp.stack(x), *seeds), jax.vmap)
     assert_close(found, truth, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["finish", pytest.param("mend", marks=slow)])
+@slow
+@pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_rounded_where_it_is_written_and_multiplied(name):
     """A number is off by up to 2^-9 of itself each time; a few such times make less than 2^-7 of the largest.
     The layers, which round after every step, come up to 2^-6.7 away."""
     given = make(name, (100, 32), dtype="bfloat16")
-    exact = everything(LAYERS[name], tuple(x.astype(jnp.float32) for x in given))
-    found = everything(FORMS[name], given)
+    exact = jax.jit(partial(everything, LAYERS[name]))(tuple(x.astype(jnp.float32) for x in given))
+    found = jax.jit(partial(everything, FORMS[name]))(given)
     assert_close(found, [x.astype(jnp.bfloat16) for x in exact], 2**-7)
 
 
-def network_gradients(config):
+SPEC = EnvSpec(num_agents=3, view_size=4, num_actions=3, time_limit=9)
+
+
+def network_gradients(config, params):
     """Of all parameters of a network that scores some actions, two seeds side by side."""
-    spec = EnvSpec(num_agents=3, view_size=4, num_actions=3, time_limit=9)
-    net, shape, keys = Sable(config, spec), (5, 2, 3), jax.random.split(jax.random.key(0), 4)
+    net, shape, keys = Sable(config, SPEC), (5, 2, 3), jax.random.split(jax.random.key(0), 3)
     view, action = jax.random.normal(keys[0], (*shape, 4)), jax.random.randint(keys[1], shape, 0, 3)
     time, first = jnp.arange(5)[:, None] + jnp.zeros((1, 2), int), jax.random.bernoulli(keys[2], 0.3, (5, 2))
     memory = jax.tree.map(lambda x: x + 0.1, initial_memory(config, 2))
@@ -128,32 +132,35 @@ def network_gradients(config):
         distribution, value = net.apply(params, *told, method=net.evaluate)
         return (distribution.log_prob(action) * jnp.cos(jnp.arange(30.0)).reshape(shape)).sum() + value.sum()
 
-    params = jax.vmap(partial(autoregressive.init, net))(jax.random.split(keys[3], 2))
-    return jax.jit(jax.vmap(jax.grad(total)))(params)
+    return jax.vmap(jax.grad(total))(params)
 
 
-@pytest.mark.parametrize("memory", [True, pytest.param(False, marks=slow)])
+@pytest.mark.parametrize("memory", [False, pytest.param(True, marks=slow)])
 def test_a_network_learns_the_same_by_the_kernels(monkeypatch, memory):
     config = SableConfig(embed_dim=32, num_heads=2, memory=memory)
-    called = []
-
-    def called_for(width):
-        called.append(width)
-        return True
-
-    truth = network_gradients(config)
-    monkeypatch.setattr(kernel, "chosen", called_for)
-    found = network_gradients(config)
-    assert called == [32, 32]  # by both blocks, not while parameters are made
-    assert jax.tree.structure(found) == jax.tree.structure(truth)
+    shapes = jax.eval_shape(partial(autoregressive.init, Sable(config, SPEC)), jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: 0.2 * rng.standard_normal((2, *x.shape), np.float32), shapes)
+    truth = jax.jit(partial(network_gradients, config))(params)
+    asked = []
+    monkeypatch.setattr(kernel, "chosen", lambda width: not asked.append(width))
+    found = jax.jit(partial(network_gradients, config))(params)
+    assert asked == [32, 32]  # by both blocks
     assert_close(jax.tree.leaves(found), jax.tree.leaves(truth), 2e-5)
-    called.clear()
-    jax.eval_shape(lambda: network_gradients(replace(config, chunk_size=2)))
-    assert not called  # chunks that are asked for are had
+    jax.eval_shape(partial(network_gradients, replace(config, chunk_size=2)), params)
+    assert asked == [32, 32]  # chunks that are asked for are had
+
+
+def test_parameters_are_made_alike_whichever_way_is_taken(monkeypatch):
+    """Layers make them when they are called, and the kernels call no layer."""
+    net = Sable(SableConfig(embed_dim=32), SPEC)
+    truth = jax.eval_shape(partial(autoregressive.init, net), jax.random.key(0))
+    monkeypatch.setattr(kernel, "chosen", lambda width: True)
+    assert jax.eval_shape(partial(autoregressive.init, net), jax.random.key(0)) == truth
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [pytest.param(64, marks=slow), 128])
 def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, width, dtype):
     """As far as a machine without one can tell: Triton takes every operation of them, and its types agree.
     Seeds side by side make other kernels, with an axis more."""
