@@ -271,9 +271,9 @@ def _forward_kernel(sizes, *refs):
         q = rows.load(sources[0], cols)
         k, v, gate = (rows.load(sources[-1], cols, at) for at in sizes.columns)
         if sizes.settled:
-            found = _dot(q, past)
+            found = dot(q, past)
         else:
-            found = _dot(_dot(q, k.T) * decays.within, v) + _dot(q, past) * decays.since[:, None]
+            found = dot(dot(q, k.T) * decays.within, v) + dot(q, past) * decays.since[:, None]
         if more:
             rows.store(more[0], cols, found)
         normal, _ = _normal(found)
@@ -313,9 +313,9 @@ def _queries_kernel(sizes, *refs):
         dfound = (dnormal - dnormal.mean(axis=1, keepdims=True) - normal * inner) * spread
         rows.store(dout, cols, dfound)
         dfound = dfound.astype(v.dtype)
-        dq = _dot(dfound, past.T)
+        dq = dot(dfound, past.T)
         if not sizes.settled:
-            dq = _dot(_dot(dfound, v.T) * decays.within, k) + dq * decays.since[:, None]
+            dq = dot(dot(dfound, v.T) * decays.within, k) + dq * decays.since[:, None]
             past = _remember(k, v, past, decays)
         rows.store(dsources[0], cols, dq)
         return past, dscale + (dscaled * normal).sum(0), dbias + dscaled.sum(0)
@@ -335,10 +335,10 @@ def _keys_kernel(sizes, *refs):
         rows, decays = _Rows(c, sizes), _Decays(c, sizes, rate, episode)
         q, error = rows.load(sources[0], cols), rows.load(dout, cols)
         k, v = (rows.load(sources[-1], cols, at) for at in sizes.columns[:2])
-        dk, dv = _dot(v, dpast.T), _dot(k, dpast)
+        dk, dv = dot(v, dpast.T), dot(k, dpast)
         if not sizes.settled:
-            dk = _dot((_dot(error, v.T) * decays.within).T, q) + dk * decays.kept[:, None]
-            dv = _dot((_dot(q, k.T) * decays.within).T, error) + dv * decays.kept[:, None]
+            dk = dot((dot(error, v.T) * decays.within).T, q) + dk * decays.kept[:, None]
+            dv = dot((dot(q, k.T) * decays.within).T, error) + dv * decays.kept[:, None]
             dpast = _pull(q, error, dpast, decays, sizes)
         rows.store(dsource, cols, dk, sizes.columns[0])
         rows.store(dsource, cols, dv, sizes.columns[1])
@@ -395,14 +395,14 @@ class _Decays:
 
 
 def _remember(k, v, past, decays):
-    return past * decays.over + _dot((k * decays.kept[:, None]).T, v)
+    return past * decays.over + dot((k * decays.kept[:, None]).T, v)
 
 
 def _pull(q, error, dpast, decays, sizes):
     """The gradient of the memory before a chunk, from that after it and what the chunk recalls."""
     if sizes.settled:
-        return dpast + _dot(q.T, error)
-    return dpast * decays.over + _dot((q * decays.since[:, None]).T, error)
+        return dpast + dot(q.T, error)
+    return dpast * decays.over + dot((q * decays.since[:, None]).T, error)
 
 
 def _normal(x):
@@ -412,7 +412,7 @@ def _normal(x):
     return x * spread, spread
 
 
-def _dot(a, b):
+def dot(a, b):
     """In the precision of the inputs that have less, adding up in float32."""
     dtype = jnp.bfloat16 if jnp.bfloat16 in (a.dtype, b.dtype) else jnp.float32
     return jnp.dot(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)

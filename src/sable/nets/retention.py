@@ -49,17 +49,28 @@ class MultiScaleRetention(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """The layer's output for every token, and the memory after the last timestep."""
+        mixed, memory = self.mix(query, key, memory, first)
+        return self.output(mixed), memory
+
+    def mix(
+        self,
+        query: Float[Array, "B T N E"],
+        key: Float[Array, "B T N E"],
+        memory: Float[Array, "B H d d"] | tuple[()],
+        first: Bool[Array, "T B"],
+    ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
+        """`sequence`, but for the product with the output weights."""
         if self.chunk is None and kernel.chosen(self.width // self.num_heads):
             return self._by_kernel(query, key, memory, first)
         q, k, v, gate = self._project(query, key)
         if isinstance(memory, tuple):
-            return self._finish(retention.within(q, k, v, causal=self.causal), gate), ()
+            return self._gated(retention.within(q, k, v, causal=self.causal), gate), ()
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
         block = None if self.chunk is None else q.shape[2]  # whole time steps, if so many are asked for
         out, memory = retention.chunkwise(
             q, k, v, memory, self._kappa(), first, causal=self.causal, chunk=self.chunk, block=block
         )
-        return self._finish(out.swapaxes(0, 1), gate), memory
+        return self._gated(out.swapaxes(0, 1), gate), memory
 
     def timestep(
         self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
@@ -107,7 +118,7 @@ class MultiScaleRetention(nn.Module):
         return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
 
     def _by_kernel(self, query, key, memory, first):
-        """`sequence`, by kernels over all tokens of an environment."""
+        """`mix`, by kernels over all tokens of an environment."""
         num_envs, num_steps, num_agents = key.shape[:3]
         sources, past = self._sources(query, key), memory
         if isinstance(memory, tuple):  # every timestep an episode of its own
@@ -120,7 +131,7 @@ class MultiScaleRetention(nn.Module):
             return kernel.gated(num_agents, self.causal, tokens, past, scale, bias, self._kappa(), first)
 
         recalled, after = sharding.apart(recall, (self.scale, self.bias), sources, past, first.T)
-        return self.output(recalled.reshape(key.shape)), () if isinstance(memory, tuple) else after
+        return recalled.reshape(key.shape), () if isinstance(memory, tuple) else after
 
     def _kappa(self):
         return retention.kappas(self.num_heads, self.decay_scaling)
@@ -138,10 +149,13 @@ class MultiScaleRetention(nn.Module):
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
 
     def _finish(self, out, gate):
-        """(swish(gate) * norm(out)) W_o, one normalisation group per head."""
+        return self.output(self._gated(out, gate))
+
+    def _gated(self, out, gate):
+        """swish(gate) * norm(out), one normalisation group per head."""
         mean = out.mean(axis=-1, keepdims=True)
         out = out - mean
         out = out * jax.lax.rsqrt(jnp.square(out).mean(axis=-1, keepdims=True) + 1e-6)
         scale, bias = (spread(x, gate.shape) for x in (self.scale, self.bias))
         out = out.reshape(gate.shape).astype(gate.dtype)
-        return self.output(nn.swish(gate) * (out * scale + bias))
+        return nn.swish(gate) * (out * scale + bias)

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SableConfig
+from sable.kernels import block as kernel
 from sable.kernels.decode import BlockWeights, DecoderWeights
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
+from sable.ops import sharding
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, PyTree, struct
 
@@ -61,6 +63,9 @@ class EncoderBlock(nn.Module):
     def sequence(self, x, time, memory, first):
         u = self.norms[0](x)
         x = u + time
+        if _ends_by_kernel(self):
+            mixed, memory = self.retention.mix(x, x, memory, first)
+            return _end(kernel.finish, mixed, u, _finish_weights(self, "retention")), memory
         out, memory = self.retention.sequence(x, x, memory, first)
         return self._finish(u, out), memory
 
@@ -87,6 +92,11 @@ class DecoderBlock(nn.Module):
 
     def sequence(self, x, encoded, time, self_memory, cross_memory, first):
         here = x + time
+        if _ends_by_kernel(self):
+            mixed, _ = self.self_retention.mix(here, here, self_memory, first)
+            r = _end(kernel.mend, mixed, x, _mend_weights(self))
+            mixed, _ = self.cross_retention.mix(encoded + time, r + time, cross_memory, first)
+            return _end(kernel.finish, mixed, encoded, _finish_weights(self, "cross_retention"))
         out, _ = self.self_retention.sequence(here, here, self_memory, first)
         r = self.norms[0](x + out)
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
@@ -274,6 +284,34 @@ def decoder_weights(net: Sable, params: PyTree) -> DecoderWeights:
         head_norm=head["norm"]["scale"],
         head_out=head["output"]["kernel"],
         head_out_bias=head["output"]["bias"],
+    )
+
+
+def _ends_by_kernel(block: EncoderBlock | DecoderBlock) -> bool:
+    """Whether a block's sequences go through `kernels.block`; not where they are to come in chunks, nor while
+    parameters are made, which layers do when they are called."""
+    config = block.config
+    return not config.chunk_size and not block.is_initializing() and kernel.chosen(config.embed_dim)
+
+
+def _end(form: tp.Callable, mixed: Array, residual: Array, weights: tuple[Array, ...]) -> Array:
+    """A kernel's result, each device with its own environments."""
+    return sharding.apart(lambda weights, *tokens: form(*tokens, *weights), weights, mixed, residual)
+
+
+def _mend_weights(block: DecoderBlock) -> tuple[Array, ...]:
+    own = block.variables["params"]
+    return own["self_retention"]["output"]["kernel"], own["norms_0"]["scale"]
+
+
+def _finish_weights(block: EncoderBlock | DecoderBlock, retention: str) -> tuple[Array, ...]:
+    own = block.variables["params"]
+    return (
+        own[retention]["output"]["kernel"],
+        own["norms_1"]["scale"],
+        own["feed_forward"]["gate_and_input"]["kernel"],
+        own["feed_forward"]["output"]["kernel"],
+        own["norms_2"]["scale"],
     )
 
 

@@ -63,7 +63,7 @@ class Capture:
             path = "/".join(module.path)
             if context.method_name == "_project":
                 self.found[path] = (module.causal, module._kappa(), *result[:3])
-            elif context.method_name == "_finish":
+            elif context.method_name == "_gated":
                 self.found[path] += (args[0],)
         return result
 
