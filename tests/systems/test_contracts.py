@@ -12,7 +12,7 @@ import pytest
 
 from sable.config import ActorCriticConfig
 from sable.ops import tree
-from tests.systems.conftest import marks, play
+from tests.systems.conftest import play
 
 
 def evaluate(played, order=None):
@@ -43,7 +43,10 @@ KERNELS["sable-time_limits"] = set(), set()  # heads are too small
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=marks(mode)) for mode in KERNELS])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.xdist_group(mode)) for mode in KERNELS]
+)
 def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
     played = play(mode)
     params, order, key = played.learner.params, played.learner.order, jax.random.key(0)
