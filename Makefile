@@ -4,12 +4,13 @@ BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv browser train test test-all lint clean
+.PHONY: help venv browser train test test-all test-gpu lint clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
 	@echo "make test      lint, types and tests (CI)"
 	@echo "make test-all  the same with every task, system and mode, and full counts"
+	@echo "make test-gpu  the contracts' tests on a GPU (PY=python: by that interpreter, nothing installed)"
 	@echo "make venv      only the virtual environment, in .venv"
 	@echo "make clean     remove .venv and caches"
 
@@ -50,6 +51,19 @@ test: lint browser
 
 test-all: lint browser
 	$(PYTEST)
+
+# The contracts where kernels are compiled rather than interpreted. JAX must see the GPU or nothing runs. Each
+# process takes what memory it needs; the tests of one mode share what one process compiled. Files without
+# such tests are not even imported: they may want packages that are not there.
+test-gpu: PYTHON_THERE = $(or $(PY),$(BIN)/python)
+test-gpu: JOBS ?= 12
+test-gpu: export JAX_PLATFORMS = cuda
+test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE = false
+test-gpu: $(if $(PY),,venv)
+	@$(PYTHON_THERE) -c "import jax; jax.devices()" 2>/dev/null || \
+		{ echo "$(PYTHON_THERE) has no jax, or one that sees no NVIDIA GPU" >&2; exit 1; }
+	$(PYTHON_THERE) -m pytest -m gpu -n $(JOBS) --dist loadgroup --durations=20 \
+		$$(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 clean:
 	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -24,8 +24,11 @@ SIZES = {"num_envs": 4, "rollout_length": 8}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    out, width = tmp_path_factory.mktemp("run"), {"embed_dim": 16, "num_heads": 2}
-    return sable.train("probe/recall", seeds=(3, 8), out=out, name="r", quiet=True, **SMALL, **SIZES, **width)
+    out, fields = tmp_path_factory.mktemp("run"), SMALL | SIZES | {"embed_dim": 16, "num_heads": 2}
+    # The precision tests run with: an exported file computes with the run's, also on a GPU.
+    return sable.train(
+        "probe/recall", seeds=(3, 8), out=out, name="r", quiet=True, precision="highest", **fields
+    )
 
 
 def played(team: policy.Policy, views, *, first=None, greedy=False) -> np.ndarray:
@@ -305,6 +308,7 @@ def assert_parity(run, place, format: str, file: str) -> None:
         np.testing.assert_allclose(found, np.stack(expected), atol=1e-5)
 
 
+@pytest.mark.gpu
 def test_stablehlo_runs_with_jax_alone_and_acts_alike(run, tmp_path):
     assert_parity(run.directory, tmp_path, "stablehlo", "sampled.stablehlo")
     about = json.loads((tmp_path / "team" / "interface.json").read_text())

@@ -1,4 +1,5 @@
-"""The GPU kernels of retention, interpreted: outputs, memory and gradients are those of the definition."""
+"""The GPU kernels of retention, interpreted where there is no GPU: outputs, memory and gradients are those of
+the definition."""
 
 from functools import partial
 
@@ -56,9 +57,12 @@ CASES = {
     "a chunk for each timestep": (33, 3, 1, 16, False, False),
     "a large team in turn": (70, 4, 1, 16, True, True),
     "a large team seeing all": (70, 4, 2, 16, False, False),
+    "wide heads": (4, 40, 1, 64, True, True),
+    "the widest heads": (4, 20, 2, 128, False, False),
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "in segments"])
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if k in (1, 2, 5) else slow) for k, n in enumerate(CASES)]
@@ -83,14 +87,20 @@ def test_sequences_are_cut_until_programs_are_enough():
     assert kernel.num_segments(1, 7, 200) == 7
 
 
+@pytest.mark.gpu
 def test_memories_threaded_at_once_are_those_threaded_in_turn():
     keys = jax.random.split(jax.random.key(0), 3)
     added, memory = jax.random.normal(keys[0], (7, 2, 3, 4, 4)), jax.random.normal(keys[1], (2, 3, 4, 4))
-    given = memory, jax.random.bernoulli(keys[2], 0.3, (7, 2)), retention.kappas(3, 0.9), added
-    for a, b in zip(retention.thread(*given), retention.thread_at_once(*given), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    opened, kappa, memories = jax.random.bernoulli(keys[2], 0.3, (7, 2)), retention.kappas(3, 0.9), [memory]
+    for now, new in zip(opened, added, strict=True):
+        memories.append(retention.past(memories[-1], kappa, now) + new)
+    for form in (retention.thread, retention.thread_at_once):  # of which a device has one
+        before, last = form(memory, opened, kappa, added)
+        np.testing.assert_allclose(before, jnp.stack(memories[:-1]), atol=1e-5)
+        np.testing.assert_allclose(last, memories[-1], atol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("memory", "team"), [(True, False), pytest.param(False, False, marks=slow), (True, True)]
 )
@@ -105,10 +115,12 @@ def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, memory, team):
     method = layer.team if team else layer.sequence
     params = layer.init(keys[4], *given, method=method)
     apply = jax.jit(lambda: layer.apply(params, *given, method=method))
-    truth = apply()
-    monkeypatch.setattr(kernel, "chosen", lambda head: True)
-    jax.clear_caches()
-    for a, b in zip(jax.tree.leaves(apply()), jax.tree.leaves(truth), strict=True):
+    answers = []
+    for chosen in (True, False):
+        monkeypatch.setattr(kernel, "chosen", lambda head, chosen=chosen: chosen)
+        jax.clear_caches()
+        answers.append(apply())
+    for a, b in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 

@@ -82,16 +82,18 @@ UPDATES = {"recall": 150, "continuous": 150}
 SHORTFALL = {"continuous": 0.2}  # it samples while it is measured, and a spread takes long to shrink
 
 
-def case(*values: object, quick: bool = False):
+def case(*values: object, quick: bool = False, gpu: bool = False):
     """A case of a test; in the slow tier unless `quick`, since each compiles for ten seconds or more."""
-    return pytest.param(*values, marks=[] if quick else [pytest.mark.slow], id="-".join(map(str, values)))
+    marks = [pytest.mark.slow] * (not quick) + [pytest.mark.gpu] * gpu
+    return pytest.param(*values, marks=marks, id="-".join(map(str, values)))
 
 
 KEEN = {"recall"}
 """What Sable shows on this, it would show on the others too."""
+ON_GPU = KEEN | {"coordination", "continuous"}
 
 
-@pytest.mark.parametrize("probe", [case(probe, quick=probe in KEEN) for probe in PROBES])
+@pytest.mark.parametrize("probe", [case(probe, quick=probe in KEEN, gpu=probe in ON_GPU) for probe in PROBES])
 def test_sable_reaches_the_best_return(probe):
     reached = learned_return(probe, "sable", CONFIG, UPDATES.get(probe, 60))
     best = PROBES[probe].optimal_return
@@ -99,13 +101,18 @@ def test_sable_reaches_the_best_return(probe):
 
 
 BLIND = {("mat", "masked"), ("ippo", "coordination")}
-"""The cases without memory for `make test`."""
+"""The cases without memory for `make test`; on a GPU also what Sable then cannot recall."""
 
 
 @pytest.mark.parametrize(
     ("system", "probe"),
     [
-        case(system, probe, quick=(system, probe) in BLIND)
+        case(
+            system,
+            probe,
+            quick=(system, probe) in BLIND,
+            gpu=(system, probe) in {*BLIND, ("sable", "recall")},
+        )
         for system in ("sable", "mat", "ippo", "mappo")
         for probe in PROBES
     ],
@@ -118,14 +125,14 @@ def test_without_memory_a_system_reaches_what_can_be_known_without_and_no_more(s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", ["ippo", "mappo"])
+@pytest.mark.parametrize("system", [case("ippo"), case("mappo", gpu=True)])
 def test_a_gru_remembers_what_must_be_recalled(system):
     config = replace(ACTOR_CRITIC, memory=True, recurrent_chunk=4)
     reached = learned_return("recall", system, config, UPDATES["recall"])
     assert min(reached) > PROBES["recall"].optimal_return - 0.1, reached
 
 
-@pytest.mark.parametrize("system", [case("masac"), case("hasac", quick=True)])
+@pytest.mark.parametrize("system", [case("masac"), case("hasac", quick=True, gpu=True)])
 def test_soft_actor_critics_solve_by_replay(system):
     config = {"masac": MASACConfig, "hasac": HASACConfig}[system](**SAC)
     reached = learned_return("continuous", system, config, 60)
@@ -151,7 +158,7 @@ def told_what_it_did() -> Probe:
 @pytest.mark.parametrize(
     ("probe", "updates"),
     [
-        case("recall", 240, quick=True),
+        case("recall", 240, quick=True, gpu=True),
         case("masked", 120),
         case("coordination", 240),
         case("bandit", 120),

@@ -62,12 +62,14 @@ RESETS = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("resets", RESETS.values(), ids=RESETS.keys())
 def test_parallel_equals_recurrent_across_resets(resets, causal):
     assert_agree(retention.parallel, random_inputs(resets=resets), causal=causal)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6, 7])
 def test_chunkwise_equals_recurrent_for_chunks_that_divide_and_that_do_not(chunk, causal):
@@ -82,6 +84,7 @@ def test_blocks_of_agents_equal_recurrent(block, causal):
     assert_agree(retention.chunkwise, inputs, causal=causal, block=block)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_agents", [1, 33, 70, 130])
 def test_the_sizes_chosen_from_the_shapes_equal_recurrent(num_agents, causal):
@@ -114,6 +117,7 @@ def test_within_equals_recurrent_with_an_opening_everywhere(num_agents, width, b
     np.testing.assert_allclose(retention.within(q, k, v, causal=causal, block=block), truth, atol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("block", [1, 3, 7])
 def test_blocks_are_causal_to_the_last_bit(block):
     """A later agent must not reach an earlier one even by rounding."""
@@ -123,6 +127,7 @@ def test_blocks_are_causal_to_the_last_bit(block):
     np.testing.assert_array_equal(changed[:, :, :4], form(q, k, v)[:, :, :4])
 
 
+@pytest.mark.gpu
 def test_step_by_step_equals_recurrent():
     q, k, v, memory, first = random_inputs(resets=[(2, 1)])
     kappa = retention.kappas(2, 0.8)

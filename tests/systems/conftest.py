@@ -16,15 +16,19 @@ from sable.training.rollout import collect, open_situation
 from sable.types import EnvSpec, PyTree, Rollout
 
 SMALL = {"num_envs": 4, "rollout_length": 6, "num_epochs": 3, "num_minibatches": 2}
-WIDTH = {"embed_dim": 8, "num_heads": 2}
+NARROW = {"embed_dim": 8, "num_heads": 2}
+# On a GPU heads that its kernels take, so that acting and learning go through them; narrow ones never do.
+WIDTH = {"embed_dim": 32, "num_heads": 2} if jax.default_backend() == "gpu" else NARROW
+# Shaken as much at any width: more would amplify rounding beyond what the contracts allow, kernels or not.
+SHAKE = 0.1 * (NARROW["embed_dim"] / WIDTH["embed_dim"]) ** 0.5
 LAYERS = {"policy_layers": (8, 8), "critic_layers": (8, 8), "recurrent_size": 8}
 MODES = {
     "sable": SableConfig(**SMALL, **WIDTH, num_blocks=2),
     "sable-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
     "sable-per_epoch": SableConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
-    "sable-time_limits": SableConfig(**SMALL, **WIDTH, bootstrap_time_limits=True),
+    "sable-time_limits": SableConfig(**SMALL, **NARROW, bootstrap_time_limits=True),
     "sable-continuous": SableConfig(**SMALL, **WIDTH),
-    "sable-continuous-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
+    "sable-continuous-memoryless": SableConfig(**SMALL, **NARROW, memory=False),
     "mat": MATConfig(**SMALL, **WIDTH, num_blocks=2),
     "mat-per_epoch": MATConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
     "mat-continuous": MATConfig(**SMALL, **WIDTH, rms_norm=True, swiglu=True),
@@ -60,7 +64,7 @@ class Played:
 def shaken(params: PyTree, key: jax.Array) -> PyTree:
     """Parameters away from where they start, where heads and attention say next to nothing."""
     flat, restore = ravel_pytree(params)
-    return restore(flat + 0.1 * jax.random.normal(key, flat.shape))  # one draw: each takes long to compile
+    return restore(flat + SHAKE * jax.random.normal(key, flat.shape))  # one draw: each takes long to compile
 
 
 @cache
@@ -90,8 +94,11 @@ def play(mode: str) -> Played:
     return Played(config, env.spec, policy, jax.jit(system.learn), learner, played)
 
 
-@pytest.fixture(
-    params=[pytest.param(mode, marks=[] if mode in QUICK else [pytest.mark.slow]) for mode in MODES]
-)
+def marks(mode: str) -> list[pytest.MarkDecorator]:
+    together = pytest.mark.xdist_group(mode)  # in one process, which compiles once
+    return [together] if mode in QUICK else [together, pytest.mark.slow]
+
+
+@pytest.fixture(params=[pytest.param(mode, marks=marks(mode)) for mode in MODES])
 def played(request) -> Played:
     return play(request.param)

@@ -1,15 +1,18 @@
 """Contracts 2 to 4, for every mode: acting and evaluating agree, the ratio is one at learning rate zero,
 nothing is dead."""
 
+import re
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from sable.config import ActorCriticConfig
 from sable.ops import tree
+from tests.systems.conftest import play
 
 
 def evaluate(played, order=None):
@@ -31,6 +34,30 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
         assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(played.rollout.start_memory))
 
 
+FORWARDS = {"retention"}
+BACKWARDS = {"retention_queries", "retention_keys"}
+KERNELS = {"sable": ({"sable_decode"}, FORWARDS | BACKWARDS)}
+KERNELS["sable-continuous"] = {"retention_team"}, FORWARDS | BACKWARDS  # all decide at once
+KERNELS["sable-time_limits"] = set(), set()  # heads are too small
+"""The kernels that a mode acts by, and learns by, on a GPU."""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.xdist_group(mode)) for mode in KERNELS]
+)
+def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
+    played = play(mode)
+    params, order, key = played.learner.params, played.learner.order, jax.random.key(0)
+    last = played.rollout.last.observation
+    acting = jax.make_jaxpr(played.policy.act)(params, last, played.rollout.last_memory, order, key)
+    learning = jax.make_jaxpr(played.learn)(played.learner, played.rollout, key)
+    found = tuple(set(re.findall(r"\bname=((?:sable|retention)_?\w*)", str(x))) for x in (acting, learning))
+    assert found == (KERNELS[mode] if jax.default_backend() == "gpu" else (set(), set()))
+
+
+@pytest.mark.gpu
 def test_acting_and_evaluating_agree_in_the_order_acted_in(played):
     found, acted = evaluate(played), played.rollout.steps.extras
     np.testing.assert_allclose(found.log_prob, acted.log_prob, atol=1e-5)
@@ -45,6 +72,7 @@ def test_another_order_of_agents_is_another_policy(played):
     assert change < 1e-5 if played.policy.agent_order == "natural" else change > 1e-4
 
 
+@pytest.mark.gpu
 def test_memory_that_comes_in_matters(played):
     if not played.memory:
         assert played.rollout.start_memory == ()
@@ -59,6 +87,7 @@ def test_memory_that_comes_in_matters(played):
     assert jnp.abs(found.value - acted.value).max() > 1e-4
 
 
+@pytest.mark.gpu
 def test_the_ratio_is_one_in_every_epoch_at_learning_rate_zero(played):
     rates = jax.tree.map(jnp.zeros_like, played.learner.hyper.learning_rate)
     still = replace(played.learner, hyper=replace(played.learner.hyper, learning_rate=rates))
@@ -70,6 +99,7 @@ def test_the_ratio_is_one_in_every_epoch_at_learning_rate_zero(played):
         assert metrics["policy/largest_change"] > 1e-4
 
 
+@pytest.mark.gpu
 def test_every_parameter_receives_a_gradient_within_two_updates(played):
     learner, _ = learn(played, played.learner)
     learner, _ = learn(played, learner)

@@ -67,10 +67,14 @@ CASES += [
 QUICK = [(AT_ONCE, 40, True, True), (KERNEL, 5, True, True), (TILES, 5, True, True)]
 
 
+def marks(form, num_agents, *rest):
+    gpu = [pytest.mark.gpu] if form is KERNEL or num_agents == 40 else []
+    return gpu if (form, num_agents, *rest) in QUICK else [*gpu, pytest.mark.slow]
+
+
 # 40 agents are two blocks of retention.
 @pytest.mark.parametrize(
-    ("form", "num_agents", "discrete", "memory"),
-    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+    ("form", "num_agents", "discrete", "memory"), [pytest.param(*case, marks=marks(*case)) for case in CASES]
 )
 def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agents, discrete, memory):
     """Agent by agent, each told what the others did by another form: it would have done the same, but for
@@ -107,6 +111,7 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
         np.testing.assert_allclose(raw, distribution.sample_with(drawn), atol=1e-3)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("discrete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
     net, params, encoded, legal, clock, _, past = make(40, discrete=discrete, memory=True)
@@ -136,6 +141,7 @@ def test_a_number_that_is_not_finite_ends_the_rounds():
     assert np.isnan(raw[0, 2:]).all() and np.isfinite(raw[1:]).all()
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_seeds_side_by_side_decide_as_each_alone():
     """Under vmap a kernel becomes another one, with an axis more."""

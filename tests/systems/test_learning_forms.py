@@ -9,10 +9,11 @@ import pytest
 from sable.ops import tree
 from sable.systems import ppo
 from sable.systems import sable as sable_system
-from tests.systems.conftest import play
+from tests.systems.conftest import marks, play
 
 
-@pytest.mark.parametrize("mode", ["sable", pytest.param("ippo", marks=pytest.mark.slow)])
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=marks(mode)) for mode in ("sable", "ippo")])
 def test_a_batch_learnt_slice_by_slice_is_learnt_as_a_whole(monkeypatch, mode):
     played = play(mode)
     whole, metrics = played.learn(played.learner, played.rollout, jax.random.key(1))
@@ -33,6 +34,8 @@ def test_slices_are_equal_and_as_few_as_may_be():
     assert ppo.num_slices(4, 10 * ppo.SLICE) == 4  # a column is never cut
 
 
+@pytest.mark.gpu
+@pytest.mark.xdist_group("sable")
 def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     played = play("sable")
     policy = sable_system.make_policy(played.spec, replace(played.config, compute="bfloat16"))

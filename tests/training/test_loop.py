@@ -141,11 +141,13 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     assert all(jax.tree.leaves(moved)), moved
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
-def test_a_deterministic_run_resumes_exactly_on_any_device(parts, tmp_path, monkeypatch):
-    """On a GPU, where it is the only kind that does: JAX_PLATFORMS=cuda pytest -k deterministic_run."""
-    env, system, run, config = parts
-    parts = env, system, replace(run, deterministic=True), config
+@pytest.mark.parametrize("width", [8, 32], ids=["narrow", "wide enough for a GPU's kernels"])
+def test_a_deterministic_run_resumes_exactly_on_any_device(width, tmp_path, monkeypatch):
+    """On a GPU it is the only kind that does."""
+    config = replace(CONFIG, embed_dim=width)
+    parts = ENV, systems.make("sable", ENV.spec, config), replace(RUN, deterministic=True), config
     directories = tmp_path / "whole", tmp_path / "stopped"
     for directory in directories:
         directory.mkdir()
