@@ -22,6 +22,7 @@ if tp.TYPE_CHECKING:
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan
     from sable.experiments.report import Report
+    from sable.experiments.reproduce import Reproduction
     from sable.experiments.tune import Outcome as Tuned
     from sable.policy import Policy
     from sable.training.loop import Result
@@ -38,7 +39,9 @@ __all__ = [
     "load",
     "make_env",
     "plan",
+    "publish",
     "report",
+    "reproduce",
     "train",
     "tune",
     "watch",
@@ -181,6 +184,7 @@ def benchmark(
     seeds: Sequence[int] | None = None,
     num_seeds: int | None = None,
     out: str | Path = "benchmark",
+    at_once: int = 1,
     on_ray: bool = False,
     quiet: bool = False,
     **fields: tp.Any,
@@ -188,12 +192,13 @@ def benchmark(
     """What came of training every system on every task, each pair a run of all seeds, ten unless given.
 
     `tasks` are names, patterns such as `rware/*`, or the studies `paper`, `scaling`, `ablation`, `chunk`;
-    `systems` may be variants such as `sable:no-memory`. Called again, it goes on where it stopped.
+    `systems` may be variants such as `sable:no-memory`. `at_once` runs share this machine at a time. Called
+    again, it goes on where it stopped.
     """
     from sable.experiments import benchmark
 
     cells = grid(*tasks, systems=systems, seeds=seeds, num_seeds=num_seeds, out=out, **fields)
-    return benchmark.work(cells, on_ray=on_ray, quiet=quiet)
+    return benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet)
 
 
 def grid(
@@ -252,6 +257,46 @@ def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -
     from sable.experiments import report
 
     return report.write(runs, Path(out), paper=paper)
+
+
+def publish(
+    *runs: str | Path,
+    results: str | Path = "results",
+    name: str | None = None,
+    other_protocol: bool = False,
+    replace: bool = False,
+) -> list[dict[str, tp.Any]]:
+    """The rows that finished runs, all of them or none, gave to the ledger in the folder `results`, where
+    their data is kept; docs/results.md beside it is made anew, also without runs.
+
+    A run's row is called after its task and system, or `name`. Refused are runs that have not finished, are
+    not by the paper's protocol (with `other_protocol` their rows say so), ran code that was never committed,
+    or are published already (with `replace` their rows give way, if settings or code are others).
+    """
+    from sable.experiments import publish
+
+    options: dict[str, tp.Any] = {"name": name, "other_protocol": other_protocol, "replace": replace}
+    rows = publish.publish([Path(run) for run in runs], Path(results), **options)
+    publish.write_page(Path(results))
+    return rows
+
+
+def reproduce(
+    row: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    out: str | Path = "reproduced",
+    results: str | Path | None = None,
+    quiet: bool = False,
+) -> "Reproduction":
+    """What comes of running a row of the ledger again, with its settings and its seeds, or some of them.
+    Called again, it goes on where it stopped. `results` is the folder of the ledger: that of the current
+    folder, or the one that came with sable, unless given."""
+    from sable.experiments import ledger, reproduce
+
+    found = ledger.require(ledger.read(None if results is None else Path(results)), row)
+    again = reproduce.cell(found, Path(out), seeds)
+    return reproduce.reproduce(found, again, lambda directory: train(resume=directory, quiet=quiet))
 
 
 def load(path: str | Path, *, seed: int | None = None) -> "Policy":

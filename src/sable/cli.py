@@ -8,10 +8,11 @@ import shlex
 import sys
 import typing as tp
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import sable
 from sable.errors import SableError, suggest
-from sable.flags import Argv, Help, Parser, parse
+from sable.flags import Argv, Help, Parser, parse, reader
 from sable.parsers import benchmark_parser, plan_parser, system_of, train_parser, tune_parser
 
 if tp.TYPE_CHECKING:
@@ -36,6 +37,7 @@ Cooperative multi-agent reinforcement learning with sequence models.
   sable benchmark 'lbf/*' --systems sable mat  compare systems; a study: sable benchmark paper
   sable report benchmark                       tables, curves and statistics in one page
   sable tune rware/tiny-4ag                    look for better settings
+  sable reproduce                              the published results; with a ROW, run it again
 
 Each command explains itself: sable train --help, sable train rware/tiny-4ag --help,
 sable benchmark --help and so on. A run is a folder,
@@ -175,6 +177,7 @@ def _benchmark(argv: Argv) -> int:
     parser = benchmark_parser()
     given = parse(parser, argv)
     on_ray, index = given.pop("on", None) == "ray", given.pop("cell", None)
+    at_once = given.pop("at_once", 1)
     listing, quiet, tasks = given.pop("list", False), given.pop("quiet", False), given.pop("tasks", ())
     cells = sable.grid(*tasks, **given)
     from sable.experiments import benchmark
@@ -187,7 +190,7 @@ def _benchmark(argv: Argv) -> int:
         return 0
     if index is not None:
         return _one_cell(cells, index, quiet)
-    outcome = benchmark.work(cells, on_ray=on_ray, quiet=quiet)
+    outcome = benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet)
     for line in outcome.failures:
         print(f"sable: failed: {line}", file=sys.stderr)
     if outcome.interrupted is not None:
@@ -297,6 +300,92 @@ def _write_report(*runs: tp.Any, **given: tp.Any) -> None:
     print(page)
 
 
+def _publish(argv: Argv) -> int:
+    parser = Parser(
+        "publish",
+        "Keep the data of finished runs under results/<suite>/<task>/<name>/, add a row for each to "
+        "results/ledger.jsonl, and make the tables and figures of docs/results.md from it. Without RUN only "
+        "the last.",
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="finished runs, all published or none")
+    parser.add_argument(
+        "--name", metavar="NAME", help="what the row is called beside its task (default: its system)"
+    )
+    parser.add_argument(
+        "--other-protocol", action="store_true", help="though it is not the paper's protocol; the row says so"
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="in place of a published row of other settings or code"
+    )
+    parser.add_argument("--results", metavar="DIR", help="folder of the ledger (default: results)")
+    parser.epilog = (
+        "A row's numbers follow from its data: commit, settings and their hash, device, every seed's "
+        "absolute return, mean and 95 % interval, pace, the paper's figure and the verdict. The code a run "
+        "ran must be committed: first commit, then run. Run a row again with sable reproduce ROW."
+    )
+    given = parse(parser, argv)
+    for row in sable.publish(*given.pop("runs", ()), **given):
+        print(f"{row['row']}  {_published(row)}")
+    return 0
+
+
+def _published(row: dict[str, tp.Any]) -> str:
+    """A row's numbers in few words."""
+    paper = row["paper"]
+    parts = [_with_interval(row["mean"], row["interval"])]
+    parts += [f"paper {_with_interval(paper['mean'], paper['interval'])}"] if paper else []
+    parts += [row["verdict"]] if row["verdict"] else []
+    parts += ["not the protocol"] if row["deviations"] else []
+    return "  ".join([*parts, f"{row['device_minutes']:.3g} min on {row['device']}"])
+
+
+def _with_interval(mean: float, interval: Sequence[float] | None) -> str:
+    return f"{mean:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else f"{mean:.4g}"
+
+
+def _reproduce(argv: Argv) -> int:
+    parser = Parser(
+        "reproduce",
+        "Run a published result again, with the settings and seeds of its row in the ledger, and say whether "
+        "the mean lies within the row's 95 % interval. Without ROW: the rows.",
+    )
+    parser.add_argument("row", nargs="?", metavar="ROW", help="a row, such as rware/tiny-4ag:sable")
+    parser.add_argument(
+        "--seeds", nargs="+", type=reader(int), metavar="INT", help="only these of the row's seeds"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: reproduced)")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="folder of the ledger (default: results here, or else the ledger that came with sable)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing while training")
+    parser.epilog = (
+        "Exit code 0: within; 1: outside. It takes about the minutes that the list shows; stop it whenever "
+        "you like, the same command goes on. Returns are the same to the last bit on the same kind of "
+        "machine, with the same versions and code, with all seeds, on a CPU or with settings that are "
+        "deterministic; else compare means. Fewer seeds are held to the wider interval of the mean of so "
+        "many. Means and intervals are compared to two decimals, as the paper prints them."
+    )
+    given = parse(parser, argv)
+    from sable.experiments import ledger
+
+    rows = ledger.read(Path(given["results"]) if "results" in given else None)
+    if "row" not in given:
+        width = max((len(row["row"]) for row in rows), default=0)
+        lines = [f"{row['row']:{width}}  {_published(row)}" for row in rows]
+        print("\n".join(lines) or "nothing is published yet")
+        return 0
+    found = sable.reproduce(given["row"], **{name: given[name] for name in given if name != "row"})
+    if found.interrupted is not None:
+        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
+        return 128 + found.interrupted
+    from sable.experiments.reproduce import in_words
+
+    print(f"{in_words(ledger.require(rows, given['row']), found)}\n{found.directory}")
+    return 0 if found.within else 1
+
+
 _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "train": _train,
     "plan": _plan,
@@ -308,6 +397,8 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
     "tune": _tune,
     "watch": _watch,
     "export": _export,
+    "publish": _publish,
+    "reproduce": _reproduce,
 }
 
 

@@ -110,12 +110,16 @@ def benchmark_parser() -> Parser:
     parser.add_argument("--out", metavar="DIR", help="folder that holds the cells (default: benchmark)")
     parser.add_argument("--list", action="store_true", help="print the cells, their numbers and states")
     parser.add_count("--cell", "only the cell of this number, for job arrays")
+    parser.add_count(
+        "--at-once",
+        "cells that share this machine at a time: one compiles while another has the device (default: 1)",
+    )
     parser.add_argument("--on", choices=["ray"], help="hand the cells to a Ray cluster")
     parser.add_argument("--quiet", action="store_true", help="print nothing but failures")
     add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))
     parser.epilog = (
-        "On one machine cells run one after another. A job array: sbatch --array=0-N --wrap 'sable benchmark "
-        "TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings of a system go with it, as in "
+        "On one machine cells run one after another, or --at-once so many. A job array: sbatch --array=0-N "
+        "--wrap 'sable benchmark TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings of a system go with it, as in "
         "sable:learning-rate=1e-3; the flags above hold for every cell."
     )
     return parser

@@ -108,50 +108,77 @@ def prepare(cell: Cell) -> Path:
     return cell.directory
 
 
-def work(cells: Sequence[Cell], *, on_ray: bool = False, quiet: bool = False) -> Outcome:
-    """Finish the cells, here one after another or on a Ray cluster all at once."""
+def work(cells: Sequence[Cell], *, at_once: int = 1, on_ray: bool = False, quiet: bool = False) -> Outcome:
+    """Finish the cells in their order: here `at_once` at a time, or on a Ray cluster all at once."""
+    if not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1:
+        raise SableError(f"at_once={at_once!r}: expected a whole number of at least 1")
+    if on_ray and at_once > 1:
+        raise SableError(f"at_once={at_once} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}
     with interruption() as interrupted, Board([(c, c.run.task, c.label) for c in cells], quiet) as board:
         for cell in cells:
             board.show(cell, status(cell))
         missing = [cell for cell in cells if not cell.finished]
-        (_on_ray if on_ray else _here)(missing, board, interrupted, failures)
+        if on_ray:
+            _on_ray(missing, board, interrupted, failures)
+        else:
+            _here(missing, at_once, board, interrupted, failures)
+        for cell in missing:
+            board.show(cell, _ended(cell, failures))
     lines = [f"{cell.run.task} {cell.label}: {why}" for cell, why in failures.items()]
     return Outcome(list(cells), lines, interrupted.signal or None)
 
 
-def _here(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
-    """One cell after another, each in a process of its own: its memory is its own to use and to measure."""
-    while (waiting := [c for c in cells if c not in failures and not c.finished]) and not interrupted.signal:
-        free = next((cell for cell in waiting if not runs.claimed(cell.directory)), None)
-        if free is None:  # others are at all of them
+def _here(
+    cells: list[Cell], at_once: int, board: Board, interrupted: Interruption, failures: dict[Cell, str]
+) -> None:
+    """Each cell in a process of its own: its memory is its own to use and to measure. An interruption is
+    passed on to all of them, once."""
+    running: dict[Cell, subprocess.Popen] = {}
+    told = False
+    try:
+        while True:
+            waiting = [c for c in cells if c not in failures and c not in running and not c.finished]
+            others = [cell for cell in waiting if runs.claimed(cell.directory)]
+            if not interrupted.signal:
+                for cell in [c for c in waiting if c not in others][: at_once - len(running)]:
+                    running[cell] = _start(cell, shared=at_once > 1)
+                    board.show(cell, Status("running"))
+            elif not told:
+                told = True
+                for process in running.values():
+                    process.terminate()
+            if not running and (interrupted.signal or not waiting):
+                return
             time.sleep(POLL_SECONDS)
-            _look(board, waiting)
-            continue
-        code = _in_a_process(free, board, interrupted)
-        if code and not interrupted.signal and not runs.claimed(free.directory):
-            failures[free] = _last_words(free) or f"its process ended with code {code}"
-        board.show(free, status(free) if free not in failures else Status("failed", note=failures[free]))
+            _look(board, others)
+            for cell, process in list(running.items()):
+                if process.poll() is None:
+                    # It runs, though it may not have claimed its folder yet.
+                    board.show(cell, status(cell)._replace(state="running"))
+                    continue
+                del running[cell]
+                if process.returncode and not interrupted.signal and not runs.claimed(cell.directory):
+                    failures[cell] = _last_words(cell) or f"its process ended with code {process.returncode}"
+                board.show(cell, _ended(cell, failures))  # at once: others may run for long
+    finally:
+        for process in running.values():
+            process.kill()
 
 
-def _in_a_process(cell: Cell, board: Board, interrupted: Interruption) -> int:
-    """The exit code of `sable train --resume` for the cell; an interruption is passed on, once."""
+def _start(cell: Cell, shared: bool) -> subprocess.Popen:
+    """`sable train --resume` for the cell; where cells share a device, none takes all its memory."""
     command = [sys.executable, "-m", "sable.cli", "train", "--quiet", "--resume", str(prepare(cell))]
-    board.show(cell, Status("running"))
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C reaches it through us alone.
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
-                # It runs, though it may not have claimed its folder yet.
-                board.show(cell, status(cell)._replace(state="running"))
-                if interrupted.signal:
-                    process.terminate()
-                    process.wait()
-        finally:
-            process.kill()
-    return process.returncode
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, env=environment | os.environ
+        )
+
+
+def _ended(cell: Cell, failures: dict[Cell, str]) -> Status:
+    return Status("failed", note=failures[cell]) if cell in failures else status(cell)
 
 
 def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
@@ -172,7 +199,7 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
             except ray.exceptions.RayError as error:
                 if not cancelled:
                     failures[cell] = _in_one_line(error)
-            board.show(cell, status(cell) if cell not in failures else Status("failed", note=failures[cell]))
+            board.show(cell, _ended(cell, failures))
         _look(board, tasks.values())
         if interrupted.signal and not cancelled:
             cancelled = True

@@ -2,10 +2,11 @@
 
 import io
 import typing as tp
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from sable.envs.own import suite_and_name
 from sable.experiments.aggregates import POINTS, THRESHOLDS
 from sable.experiments.analysis import Analysis, Suite, Task
 from sable.experiments.looks import PALETTE, Look, looks
@@ -49,11 +50,47 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
                 yield from _files(figure, names[task.name])
 
 
+def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> bytes:
+    """The curves of all tasks as one SVG, small and side by side; `papers` are the paper's absolute metrics, a
+    mean and an interval by task, drawn across."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    tasks = [task for suite in analysis.suites for task in suite.tasks]
+    look, order = looks(analysis.systems), [system.name for system in analysis.systems]
+    columns = min(len(tasks), 4)
+    rows = -(-len(tasks) // columns)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(2.9 * columns + 0.3, 2.3 * rows + 0.5), layout="constrained")
+        for place, task in enumerate(tasks):
+            axes: tp.Any = figure.add_subplot(rows, columns, place + 1)
+            for name in (name for name in order if name in task.curves):
+                _line(axes, task.curves[name].steps, task.curves[name].iqm, name, look[name])
+            if paper := papers.get(task.name):
+                axes.axhspan(*paper["interval"], color="0.5", alpha=0.2, linewidth=0)
+                axes.axhline(paper["mean"], color="0.4", linestyle=":", linewidth=1, label="paper, absolute")
+            axes.set_title(suite_and_name(task.name)[1], fontsize=9)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+            axes.xaxis.get_major_locator().set_params(nbins=4)
+        labels = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(labels.values(), labels.keys(), loc="outside lower left", ncols=6)
+        return _rendered(figure, "svg", {"Date": None, "Creator": "sable"})
+
+
 def _files(figure: tp.Any, name: str) -> Iterator[tuple[str, bytes]]:
     for kind, metadata in (("svg", {"Date": None, "Creator": "sable"}), ("png", {"Software": "sable"})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=metadata)
-        yield f"{name}.{kind}", buffer.getvalue()
+        yield f"{name}.{kind}", _rendered(figure, kind, metadata)
+
+
+def _rendered(figure: tp.Any, kind: str, metadata: dict[str, tp.Any]) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
 
 
 def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Look]) -> None:

@@ -18,7 +18,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 import typing as tp
@@ -28,6 +27,7 @@ from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
+from sable.experiments import provenance
 from sable.training.logging import Row, read_rows, write_atomically
 
 if tp.TYPE_CHECKING:
@@ -238,7 +238,8 @@ def describe() -> dict[str, tp.Any]:
         "started": _now(),
         # Without the password that the address of a tuning storage may hold.
         "command": re.sub("//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
-        "git": _git(),
+        "git": provenance.git(),
+        "source": provenance.source(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "device": _device(),
@@ -325,25 +326,3 @@ def _thread_pool() -> int | None:
     if given.isdigit():
         return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _git() -> dict[str, tp.Any] | None:
-    """The commit of the checkout this package is part of, and whether it was changed; None outside one."""
-    if (
-        _git_says("ls-files", "--error-unmatch", Path(__file__).name) is None
-    ):  # installed below somebody else's checkout
-        return None
-    commit, changes = (
-        _git_says("rev-parse", "HEAD"),
-        _git_says("status", "--porcelain", "--untracked-files=no"),
-    )
-    return {"commit": commit, "dirty": bool(changes)} if commit else None
-
-
-def _git_says(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

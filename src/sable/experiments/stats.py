@@ -58,6 +58,13 @@ def estimate(scores: Scores, statistic: Statistic = iqm, *, reps: int = REPS, se
     return _interval(statistic(x, np.ones((1, x.size)))[0], statistic(x, drawn), scores)
 
 
+def interval_of_mean(x: Sequence[float] | Array, draws: int) -> tuple[float, float]:
+    """Where 95 % of the means of so many runs, drawn from these, lie; of as many, `estimate`'s interval."""
+    drawn = _drawn(len(x), REPS, np.random.default_rng(0), draws)
+    low, high = np.percentile(mean(np.asarray(x, float), drawn), [2.5, 97.5])
+    return float(low), float(high)
+
+
 def curve(series: Mapping[str, Array], *, reps: int = REPS // 5, seed: int = 0) -> Estimate:
     """The interquartile mean at every evaluation, from `{task: [runs, evaluations]}`: sample efficiency."""
     lengths = {np.shape(runs)[1] for runs in series.values()}
@@ -142,8 +149,8 @@ def _draw(scores: Scores, reps: int, seed: int) -> Array:
     return np.hstack([_drawn(len(x), reps, rng) for x in scores.values()])
 
 
-def _drawn(size: int, reps: int, rng: np.random.Generator) -> Array:
-    return rng.multinomial(size, np.full(size, 1 / size), reps).astype(float)
+def _drawn(size: int, reps: int, rng: np.random.Generator, draws: int | None = None) -> Array:
+    return rng.multinomial(size if draws is None else draws, np.full(size, 1 / size), reps).astype(float)
 
 
 def _interval(value: tp.Any, resampled: Array, *systems: Scores) -> Estimate:

@@ -4,11 +4,13 @@ tensorboardX is imported where first needed, numpy not at all: reading stays qui
 """
 
 import contextlib
+import gzip
 import json
 import math
 import os
 import time
 import typing as tp
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from sable.training.view import Progress, make_view, spread
 
 RETURN = "evaluation/return"
 METRICS = "metrics.jsonl"
+PACKED = ".gz"
+"""What the name of metrics that were compressed to be kept ends with."""
 Row = dict[str, tp.Any]
 """One line of metrics.jsonl: seed, env_steps, wall_seconds and the metrics of one seed at one evaluation."""
 
@@ -179,10 +183,18 @@ class Events:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; an end that was torn by a crash is left out, damage before it refused."""
-    if not path.is_file():
+    """The rows of a metrics.jsonl, or where there is none of the metrics.jsonl.gz beside it; an end that was
+    torn by a crash is left out, damage before it refused."""
+    if path.is_file():
+        data = path.read_bytes()
+    elif (packed := path.with_name(path.name + PACKED)).is_file():
+        try:
+            data = gzip.decompress(packed.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise SableError(f"{packed} is damaged: {error}") from None
+    else:
         return []
-    rows = [_row(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    rows = [_row(line) for line in data.decode(errors="replace").splitlines()]
     while rows and rows[-1] is None:
         rows.pop()
     if None in rows:
