@@ -96,6 +96,13 @@ MISTAKES = [
     (["evaluate", "nowhere", "--episodes", "0"], ["episodes=0", "at least 1"]),
     (["evaluate", "nowhere", "--seed", "x"], ["seed='x'", "whole number"]),
     (["list", "rwar"], ["unknown suite 'rwar'", "rware"]),
+    (["benchmark", "probe/bandit", "--at-once", "0"], ["at_once=0", "at least 1"]),
+    (["benchmark", "probe/bandit", "--at-once", "2", "--on", "ray"], ["at_once=2", "Ray"]),
+    (["publish"], ["nothing to publish"]),
+    (["publish", "nowhere"], ["nowhere is not a run"]),
+    (["publish", "nowhere", "--name", "a/b"], ["name='a/b'", "plain folder name"]),
+    (["reproduce", "nothing:like-it"], ["no row 'nothing:like-it'"]),
+    (["reproduce", "--sedes", "3"], ["unknown flag --sedes", "did you mean '--seeds'"]),
     (["list", "--jsn"], ["unknown flag --jsn", "did you mean '--json'"]),
 ]
 
@@ -266,6 +273,9 @@ def test_a_reader_that_goes_away_is_no_error():
         "plan --num-envs 3",
         "train --out file/below",
         "train --resume nowhere",
+        "reproduce",
+        "reproduce nothing:like-it",
+        "publish nowhere",
     ],
 )
 def test_answers_come_within_a_second_and_without_jax(argv, tmp_path):

@@ -2,6 +2,7 @@
 overwritten."""
 
 import ast
+import gzip
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import sable
 from sable import policy, settings, tensors
 from sable.errors import SableError
-from sable.experiments import marl_eval, results, runs
+from sable.experiments import ledger, marl_eval, publish, reproduce, results, runs
 from sable.training.logging import read_rows
 
 ROOT = Path(sable.__file__).parent
@@ -93,7 +94,7 @@ def mutated_json(rng: random.Random, content: bytes) -> bytes:
 
 
 def mutated(rng: random.Random, path: Path, content: bytes) -> bytes:
-    structured = path.suffix == ".json" and rng.random() < 0.6
+    structured = path.suffix in (".json", ".jsonl") and b"}\n{" not in content and rng.random() < 0.6
     return (mutated_json if structured else mutated_bytes)(rng, content)
 
 
@@ -106,6 +107,13 @@ def folder(tmp_path_factory):
     sable.export(place / "run", place / "team")
     recipe = ROOT / "recipes" / "sable.toml"
     shutil.copyfile(recipe, place / "recipe.toml")
+    (place / "kept").mkdir()
+    (place / "kept" / "metrics.jsonl.gz").write_bytes(
+        gzip.compress((place / "run/metrics.jsonl").read_bytes())
+    )
+    (place / "results").mkdir()
+    row = ledger.make(place / "run", "probe/bandit:ippo") | {"commit": "c", "command": "sable train"}
+    ledger.write(place / "results", [row | {"paper": {"mean": 1.0, "interval": [1.0, 1.0]}}])
     return place
 
 
@@ -126,6 +134,11 @@ READERS: dict[str, list[tp.Callable[[Path], tp.Any]]] = {
     "run/spec.json": [team],
     "run/metrics.jsonl": [lambda run: read_rows(run / "metrics.jsonl"), report],
     "run/marl_eval.json": [lambda run: marl_eval.read(run / "marl_eval.json")],
+    "kept/metrics.jsonl.gz": [lambda kept: read_rows(kept / "metrics.jsonl")],
+    "results/ledger.jsonl": [
+        lambda place: publish.section(ledger.read(place)),
+        lambda place: [reproduce.cell(row, place, None) for row in ledger.read(place)],
+    ],
     "team/policy.json": [team],
     "team/weights.safetensors": [team, lambda team: tensors.read(team / "weights.safetensors")],
     "recipe.toml": [

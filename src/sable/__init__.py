@@ -265,20 +265,23 @@ def publish(
     name: str | None = None,
     other_protocol: bool = False,
     replace: bool = False,
-) -> list[dict[str, tp.Any]]:
+) -> tuple[list[dict[str, tp.Any]], Path | None]:
     """The rows that finished runs, all of them or none, gave to the ledger in the folder `results`, where
-    their data is kept; docs/results.md beside it is made anew, also without runs.
+    their data is kept; and the page docs/results.md beside it, if there is one, made anew also without runs.
 
     A run's row is called after its task and system, or `name`. Refused are runs that have not finished, are
     not by the paper's protocol (with `other_protocol` their rows say so), ran code that was never committed,
     or are published already (with `replace` their rows give way, if settings or code are others).
     """
+    from sable.errors import SableError
     from sable.experiments import publish
 
     options: dict[str, tp.Any] = {"name": name, "other_protocol": other_protocol, "replace": replace}
-    rows = publish.publish([Path(run) for run in runs], Path(results), **options)
-    publish.write_page(Path(results))
-    return rows
+    rows = publish.publish([Path(run) for run in runs], Path(results).expanduser(), **options)
+    page = publish.write_page(Path(results).expanduser())
+    if not rows and page is None:
+        raise SableError(f"there is nothing to publish: name finished runs; no page beside {results} either")
+    return rows, page
 
 
 def reproduce(
@@ -292,9 +295,11 @@ def reproduce(
     """What comes of running a row of the ledger again, with its settings and its seeds, or some of them.
     Called again, it goes on where it stopped. `results` is the folder of the ledger: that of the current
     folder, or the one that came with sable, unless given."""
-    from sable.experiments import ledger, reproduce
+    from sable.experiments import ledger
 
-    found = ledger.require(ledger.read(None if results is None else Path(results)), row)
+    found = ledger.require(ledger.read(None if results is None else Path(results).expanduser()), row)
+    from sable.experiments import reproduce  # and so numpy, which a row that is not there need not wait for
+
     again = reproduce.cell(found, Path(out), seeds)
     return reproduce.reproduce(found, again, lambda directory: train(resume=directory, quiet=quiet))
 

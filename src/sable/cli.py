@@ -324,8 +324,11 @@ def _publish(argv: Argv) -> int:
         "ran must be committed: first commit, then run. Run a row again with sable reproduce ROW."
     )
     given = parse(parser, argv)
-    for row in sable.publish(*given.pop("runs", ()), **given):
+    rows, page = sable.publish(*given.pop("runs", ()), **given)
+    for row in rows:
         print(f"{row['row']}  {_published(row)}")
+    if page is not None:
+        print(page)
     return 0
 
 
@@ -370,7 +373,7 @@ def _reproduce(argv: Argv) -> int:
     given = parse(parser, argv)
     from sable.experiments import ledger
 
-    rows = ledger.read(Path(given["results"]) if "results" in given else None)
+    rows = ledger.read(Path(given["results"]).expanduser() if "results" in given else None)
     if "row" not in given:
         width = max((len(row["row"]) for row in rows), default=0)
         lines = [f"{row['row']:{width}}  {_published(row)}" for row in rows]

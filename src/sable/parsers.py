@@ -119,7 +119,7 @@ def benchmark_parser() -> Parser:
     add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))
     parser.epilog = (
         "On one machine cells run one after another, or --at-once so many. A job array: sbatch --array=0-N "
-        "--wrap 'sable benchmark TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings of a system go with it, as in "
-        "sable:learning-rate=1e-3; the flags above hold for every cell."
+        "--wrap 'sable benchmark TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings "
+        "of a system go with it, as in sable:learning-rate=1e-3; the flags above hold for every cell."
     )
     return parser

@@ -204,13 +204,45 @@ def test_a_failing_cell_is_named_the_others_go_on_and_it_is_tried_again_next_tim
     )
     benchmark.prepare(first)
     (first.directory / "checkpoints" / "0000000001").mkdir(parents=True)  # damaged: it holds nothing
-    assert main(["benchmark", *argv, "--quiet"]) == 1
+    assert main(["benchmark", *argv, "--quiet", "--at-once", "2"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "failed: probe/bandit" in said and "is damaged" in said
     assert second.finished and not first.finished
     (first.directory / "checkpoints" / "0000000001").rmdir()
     assert main(["benchmark", *argv, "--quiet", "--cell", "0"]) == 0
     assert first.finished
+
+
+@pytest.mark.slow
+def test_cells_at_once_share_the_machine_are_all_stopped_and_saved_and_go_on(tmp_path):
+    argv = [*arguments(tmp_path, total_steps=400_000, num_evaluations=40), "--at-once", "2"]
+    systems = [*SYSTEMS, f"ippo:{SMALL}:clip-eps=0.3"]
+    argv[argv.index("--systems") + 1 : argv.index("--no-video")] = systems
+    fields = {"total_steps": 400_000, "num_evaluations": 40} | FIELDS
+    first, second, third = cells = sable.grid("probe/bandit", systems=systems, out=tmp_path, **fields)
+    with start(argv) as process:
+        until(lambda: has_checkpoint(first) and has_checkpoint(second), process)
+        for cell in (first, second):
+            worker = int(runs.holder(cell.directory).split()[0])
+            assert b"XLA_PYTHON_CLIENT_PREALLOCATE=false" in Path(f"/proc/{worker}/environ").read_bytes()
+        assert not (third.directory / "config.json").exists()  # in their order, two at a time
+        process.terminate()
+        out = process.communicate(timeout=30)[0].decode()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [line.split(": ")[1] for line in out.splitlines()[:2]] == ["running", "running"]
+    before = {}
+    for cell in (first, second):
+        assert not runs.claimed(cell.directory) and not cell.finished
+        assert "interrupted; go on with" in (cell.directory / benchmark.LOG).read_text()
+        before[cell] = runs.read_metrics(cell.directory)
+        assert before[cell]
+    with start(argv) as process:
+        process.communicate()
+    assert process.returncode == 0
+    for cell in cells:
+        assert_complete(cell)
+        kept = before.get(cell, [])
+        assert runs.read_metrics(cell.directory)[: len(kept)] == kept  # times included: not run again
 
 
 @pytest.mark.slow

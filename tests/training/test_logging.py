@@ -1,5 +1,6 @@
 """The sinks: what is on disk after an evaluation, a resume and a crash, and what the user sees."""
 
+import gzip
 import json
 import math
 import sys
@@ -87,6 +88,19 @@ def test_rows_before_a_torn_end_are_read_and_damage_elsewhere_is_refused(tmp_pat
     file.write_text(row + row[:20] + "\n" + row)
     with pytest.raises(SableError, match="line 2"):
         read_rows(file)
+
+
+def test_compressed_rows_are_read_where_there_are_no_others_and_damage_is_refused(tmp_path):
+    row = b'{"seed": 0, "env_steps": 1, "wall_seconds": 0.5}\n'
+    packed = tmp_path / "metrics.jsonl.gz"
+    packed.write_bytes(gzip.compress(row * 3))
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 3
+    for damaged in (b"no gzip", packed.read_bytes()[:-9], packed.read_bytes()[:-1] + b"\1"):
+        packed.write_bytes(damaged)
+        with pytest.raises(SableError, match=r"metrics.jsonl.gz is damaged"):
+            read_rows(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").write_bytes(row)
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_tensorboard_gets_the_mean_and_every_seed(tmp_path):

@@ -51,8 +51,8 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
 
 
 def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> bytes:
-    """The curves of all tasks as one SVG, small and side by side; `papers` are the paper's absolute metrics, a
-    mean and an interval by task, drawn across."""
+    """The curves of all tasks as one SVG, small and side by side; `papers` are the paper's absolute metrics:
+    by task a mean and an interval, drawn across."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

@@ -60,10 +60,10 @@ def read(results: Path | None = None) -> list[Row]:
     else:
         place = results / LEDGER
     try:
-        lines = place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
+        lines = place.read_text(encoding="utf-8").split("\n") if place.is_file() else []
     except (OSError, ValueError) as error:
         raise SableError(f"{place} cannot be read: {' '.join(str(error).split())}") from None
-    rows = [checked(line, f"{place} is damaged: line {k + 1}") for k, line in enumerate(lines)]
+    rows = [checked(line, f"{place} is damaged: line {k + 1}") for k, line in enumerate(lines) if line]
     if twice := next((row["row"] for k, row in enumerate(rows) if find(rows[:k], row["row"])), None):
         raise SableError(f"{place} is damaged: it has two rows {twice}")
     return rows
@@ -80,11 +80,19 @@ def checked(line: str, where: str) -> Row:
     wrong = next((name for name, kind in FIELDS.items() if not isinstance(row.get(name, ...), kind)), None)
     if wrong is not None:
         raise SableError(f"{where} has no proper {wrong!r}")
-    pair, returns = row["interval"] or [0.0, 0.0], row["absolute_return"]
-    if len(pair) != 2 or not all(math.isfinite(number(x)) for x in (*pair, *returns)):
-        raise SableError(f"{where} has returns that are no numbers")
+    theirs, returns = row["paper"] or {"mean": 0.0, "interval": [0.0, 0.0]}, row["absolute_return"]
+    pairs = [row["interval"] or [0.0, 0.0], theirs.get("interval")]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise SableError(f"{where} has an interval without two ends")
+    numbers = [row["mean"], row["steps_per_second"], row["device_minutes"], theirs.get("mean"), *returns]
+    if not all(math.isfinite(number(x)) for x in (*numbers, *pairs[0], *pairs[1])):
+        raise SableError(f"{where} has something in place of a number")
     if not returns or len(returns) != len(row["seeds"]):
         raise SableError(f"{where} has not one return for each of its seeds")
+    if not all(isinstance(seed, int) for seed in row["seeds"]):
+        raise SableError(f"{where} has something in place of a seed")
+    if not all(isinstance(text, str) for text in row["deviations"]):
+        raise SableError(f"{where} has deviations that are no text")
     return row
 
 
@@ -237,7 +245,7 @@ def write(results: Path, rows: Sequence[Row]) -> None:
 
 def line(row: Row) -> str:
     """A row as it stands in the ledger."""
-    return json.dumps(runs.plain(row), allow_nan=False, ensure_ascii=False)
+    return json.dumps(runs.plain(row), allow_nan=False)
 
 
 def _within(data: tp.Any, *names: str) -> tp.Any:

@@ -57,14 +57,14 @@ def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
     run, config = runs.read_config(directory)
     runs.refuse_batch(directory)
     runs.read_summary(directory)
-    label = runs.safe(run.label or variant(run.system, config))
+    label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, config))).strip("-")
     row = ledger.make(directory, ledger.name_of(run, name or label))
     if row["deviations"] and not other_protocol:
         raise SableError(
             f"{directory} is not by the paper's protocol: {', '.join(row['deviations'])}; with "
             "--other-protocol its row says so"
         )
-    commits = [provenance.commit_of(str(source)) for source in row["sources"]]
+    commits = [provenance.commit_of(source) if source else None for source in row["sources"]]
     if None in commits:
         raise SableError(
             f"{directory} ran code that no commit up to the current one has (source "
@@ -108,8 +108,7 @@ def _keep(directory: Path, place: Path) -> None:
 
 def write_page(results: Path) -> Path | None:
     """Make the page's section and its figures anew, where there is a page beside `results`; its path."""
-    page = results.parent / PAGE
-    if not page.is_file():
+    if not (page := results.parent / PAGE).is_file():
         return None
     if wrong := ledger.mistakes(results):
         raise SableError(
@@ -154,7 +153,7 @@ def section(rows: Sequence[Row]) -> str:
             for row in own
             if row["deviations"]
         ]
-        parts.append(f"![{suite}: return over training](figures/{suite}.svg)")
+        parts.append(f"![{suite}: return (IQM over seeds) by environment steps](figures/{suite}.svg)")
     return "\n\n" + "\n\n".join(parts) + "\n\n"
 
 

@@ -1,0 +1,408 @@
+"""Published numbers: that each follows from its data, says what ran, and can be made again."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import sable
+from sable import settings
+from sable.cli import main
+from sable.config import ActorCriticConfig, RunConfig, SableConfig, SystemConfig
+from sable.experiments import ledger, paper, provenance, publish, reproduce, results, runs, stats
+from sable.flags import parse
+from sable.parsers import system_of, train_parser
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TASK = "lbf/2s-8x8-2p-2f-coop"
+SMALL = {"system": "ippo", "num_envs": 4, "rollout_length": 4, "policy_layers": (8,), "critic_layers": (8,)}
+SMALL |= {"total_steps": 640, "num_evaluations": 4, "evaluation_episodes": 8, "absolute_episodes": 8}
+PAGE = f"# Results\n\n{publish.BEGIN}\n{publish.END}\n\nThe rest.\n"
+
+
+# What is published here.
+
+
+def test_the_page_is_what_the_ledger_gives_and_the_ledger_what_its_data_gives():
+    rows = ledger.read(REPOSITORY / "results")
+    assert ledger.mistakes(REPOSITORY / "results") == []
+    text = (REPOSITORY / publish.PAGE).read_text()
+    assert publish.section_of(text) == publish.section(rows), (
+        "run sable publish; numbers are not edited by hand"
+    )
+    for suite in {row["row"].partition("/")[0] for row in rows}:
+        assert (REPOSITORY / "docs" / "figures" / f"{suite}.svg").is_file()
+
+
+def test_the_ledger_comes_with_the_package():
+    shipped = files("sable").joinpath("data", ledger.LEDGER)
+    assert shipped.read_bytes() == (REPOSITORY / "results" / ledger.LEDGER).read_bytes()
+    assert "data/ledger.jsonl" in (REPOSITORY / "pyproject.toml").read_text()
+
+
+# A real run, published and run again.
+
+
+@pytest.fixture
+def committed(monkeypatch):
+    """The code counts as committed, though it may be worked on, or be no part of a checkout."""
+    monkeypatch.setattr(provenance, "commit_of", {provenance.source(): "c" * 40}.get)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A short run of two seeds."""
+    out = tmp_path_factory.mktemp("trained")
+    return sable.train(
+        "probe/bandit", seeds=(0, 1), out=out, name="run", quiet=True, video=False, **SMALL
+    ).directory
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, trained, committed) -> Path:
+    """A folder with a page and a ledger of one row, the run it was made of gone."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / publish.PAGE).write_text(PAGE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["publish", "run", "--other-protocol"]) == 0
+    shutil.rmtree(run)
+    return tmp_path
+
+
+ROW = "probe/bandit:ippo"
+
+
+def test_a_row_says_what_ran_and_what_came_out(place, trained):
+    (row,) = ledger.read()
+    summary, meta = runs.read_summary(trained), runs.read_meta(trained)
+    assert row["row"] == ROW and row["commit"] == "c" * 40 and row["earlier_commits"] == []
+    assert row["sources"] == [meta["source"]] == [provenance.source()]
+    assert (row["seeds"], row["absolute_return"]) == ([0, 1], summary["absolute_return"])
+    estimate = stats.estimate({"x": summary["absolute_return"]}, stats.mean)
+    assert [row["mean"], *row["interval"]] == pytest.approx(list(estimate), rel=1e-5)
+    assert (row["device"], row["jax"], row["date"]) == (
+        "cpu",
+        meta["versions"]["jax"],
+        meta["finished"][:10],
+    )
+    assert row["device_minutes"] == pytest.approx(summary["wall_seconds"] / 60, rel=1e-5)
+    assert row["steps_per_second"] == pytest.approx(summary["steps_per_second"], rel=1e-5)
+    assert row["paper"] is None and row["verdict"] is None
+    assert {text.split()[0] for text in row["deviations"]} == {*ledger.PROTOCOL, "seeds"}
+    assert settings.from_dict(row["settings"]) == runs.read_config(trained)
+
+
+def test_what_is_kept_is_small_says_nothing_of_the_machine_and_makes_the_same_report(place, trained):
+    kept = place / "results" / "probe" / "bandit" / "ippo"
+    names = {"config.json", "meta.json", "summary.json", "metrics.jsonl.gz"}
+    assert {path.name for path in kept.iterdir()} == names
+    assert not {"command", "platform"} & runs.read_meta(kept).keys()
+    assert str(trained.parent) not in "".join(path.read_text() for path in kept.glob("*.json"))
+    assert runs.read_metrics(kept) == runs.read_metrics(trained)
+    ours, theirs = (results.read([path]) for path in (place / "results", trained))
+    assert list(ours.costs) == list(theirs.costs) and ours.notes == theirs.notes == []
+    for one, other in zip(ours.series, theirs.series, strict=True):
+        assert one.returns.tolist() == other.returns.tolist() and one.absolute == other.absolute
+    assert main(["report", "results", "-o", "report"]) == 0
+
+
+def test_the_page_shows_the_row_and_keeps_the_rest(place):
+    text = (place / publish.PAGE).read_text()
+    (row,) = ledger.read()
+    assert text.startswith("# Results\n") and text.endswith("\n\nThe rest.\n")
+    assert publish.section_of(text) == publish.section([row])
+    low, high = row["interval"]
+    assert f"| `{ROW}` | {row['mean']:.2f} [{low:.2f}, {high:.2f}] |" in text
+    assert f"`{row['command']}`" in text and "is not by the protocol: total_steps 640" in text
+    assert b"<svg" in (place / "docs" / "figures" / "probe.svg").read_bytes()
+
+
+def test_whatever_is_changed_by_hand_is_found(place):
+    kept, file = place / "results" / "probe" / "bandit" / "ippo", place / "results" / ledger.LEDGER
+    assert ledger.mistakes(place / "results") == []
+    page = place / publish.PAGE
+    page.write_text(page.read_text().replace("| cpu", "| H200").replace("Rows: 1", "Rows: 2"))
+    assert publish.section_of(page.read_text()) != publish.section(ledger.read())
+    whole = file.read_text()
+    for name in ("mean", "interval", "seeds", "absolute_return", "device", "config_hash", "steps_per_second"):
+        row = json.loads(whole)
+        row[name] = {"interval": [0.0, 1.5], "mean": 2.0, "absolute_return": [1.0, 1.0], "seeds": [0, 2]}.get(
+            name, 7.0 if name == "steps_per_second" else "H200"
+        )
+        file.write_text(json.dumps(row) + "\n")
+        (wrong,) = ledger.mistakes(place / "results")
+        assert wrong.startswith(f"{ROW}: its ") and name in wrong
+        assert main(["publish"]) == 2
+    file.write_text(whole)
+    summary = (kept / "summary.json").read_text()
+    (kept / "summary.json").write_text(summary.replace('"absolute_return": [', '"absolute_return": [5.0, '))
+    assert "its data cannot be used" in ledger.mistakes(place / "results")[0]
+    (kept / "summary.json").unlink()
+    assert "its data cannot be used" in ledger.mistakes(place / "results")[0]
+    (kept / "summary.json").write_text(summary)
+    file.write_text("")
+    assert ledger.mistakes(place / "results") == [f"{kept}: data without a row"]
+
+
+def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(place, capsys):
+    assert main(["reproduce", ROW, "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 seeds' returns are identical to the last bit" in said
+    assert "the mean lies within" in said and "the row's 95 % interval" in said
+    (summary,) = (place / "reproduced").rglob("summary.json")
+    before = summary.stat().st_mtime_ns
+    file = place / "results" / ledger.LEDGER
+    row = json.loads(file.read_text())
+    better = [value + 0.5 for value in row["absolute_return"]]
+    file.write_text(json.dumps(row | {"absolute_return": better}) + "\n")
+    assert main(["reproduce", ROW, "--quiet"]) == 1
+    said = capsys.readouterr().out
+    assert "0 of 2 seeds' returns are identical" in said and "0.5 apart" in said
+    assert "the mean lies outside" in said
+    assert summary.stat().st_mtime_ns == before
+    assert main(["reproduce", ROW, "--quiet", "--seeds", "1"]) == 2
+    assert "was begun with seeds=(0, 1), not (1,); choose another --out" in capsys.readouterr().err
+
+
+def test_rows_are_listed_and_mistakes_named_in_one_line(place, capsys):
+    capsys.readouterr()
+    assert main(["reproduce"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith(f"{ROW}  ") and "not the protocol" in listed and "min on cpu" in listed
+    file = place / "results" / ledger.LEDGER
+    whole = file.read_text()
+    for argv, damage, said in [
+        (["probe/bandit"], whole, f"no row 'probe/bandit'; did you mean '{ROW}'?"),
+        (["prob/bandit:ipo"], whole, f"did you mean '{ROW}'?"),
+        ([ROW, "--seeds", "7"], whole, "seeds=7 is none of the seeds of probe/bandit:ippo: 0 1"),
+        ([ROW, "--seeds", "x"], whole, "seeds='x' is none of the seeds"),
+        ([ROW, "--seeds", "0", "0"], whole, "none twice"),
+        ([ROW, "--results", "nowhere"], whole, "nothing is published yet"),
+        ([ROW], "{", "line 1 is not a JSON object"),
+        ([ROW], whole + whole, f"two rows {ROW}"),
+        ([ROW], whole.replace('"mean"', '"median"'), "line 1 has no proper 'mean'"),
+        ([ROW], whole.replace('"seeds": [0, 1]', '"seeds": [0]'), "has not one return for each of its seeds"),
+        ([ROW], whole.replace('"total_steps": 640', '"total_steps": -1'), "total_steps=-1"),
+    ]:
+        file.write_text(damage)
+        assert main(["reproduce", *argv]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert not (place / "reproduced").exists()
+
+
+def test_without_a_ledger_here_the_one_that_came_with_sable_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ledger.read() == ledger.read(REPOSITORY / "results")
+
+
+# What is refused, and what a row is called; runs as training leaves them, without training.
+
+
+def finished(out: Path, config: SystemConfig = SableConfig(), *, absolute: float = 1.0, **fields) -> Path:  # noqa: B008
+    """A finished run by the protocol, with two evaluations."""
+    run = RunConfig(**{"task": TASK, "seeds": tuple(range(10))} | fields)
+    directory = runs.create(out, run, config, str(len(list(out.glob("*/*/*/*")))))
+    rows = [
+        {"seed": seed, "env_steps": steps, "wall_seconds": 60.0, "evaluation/return": 0.5}
+        for steps in (1000, 2000)
+        for seed in run.seeds
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    took = {"steps_per_second": 1e6, "wall_seconds": 90.0, "halted_seeds": []}
+    runs.finish(directory, {"absolute_return": [absolute] * len(run.seeds), **took})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("absolute", "verdict"), [(1.0, "at or above"), (0.996, "at or above"), (0.9, "below")]
+)
+def test_a_run_by_the_protocol_is_judged_by_the_papers_figure(tmp_path, committed, absolute, verdict):
+    sable.publish(finished(tmp_path, absolute=absolute), results=tmp_path / "results")
+    (row,) = ledger.read(tmp_path / "results")
+    theirs = paper.figures()["absolute", TASK, "sable"]
+    assert row["paper"] == {"mean": theirs.value, "interval": [theirs.low, theirs.high]}
+    assert (row["row"], row["verdict"], row["deviations"]) == (f"{TASK}:sable", verdict, [])
+    assert row["command"].startswith(f"sable train {TASK} --num-seeds 10")
+    section = publish.section([row])
+    assert (
+        f"1, of which {int(verdict == 'at or above')} at or above" in section and "not by the" not in section
+    )
+
+
+def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp_path, committed):
+    folders = (
+        finished(tmp_path),
+        finished(tmp_path, SableConfig(memory=False)),
+        finished(tmp_path, label="sable x=[1]"),
+    )
+    rows, page = sable.publish(*folders, results=tmp_path / "results")
+    assert page is None
+    assert [row["row"] for row in rows] == [
+        f"{TASK}:{name}" for name in ("sable", "sable-no-memory", "sable-x=-1")
+    ]
+    assert len({json.dumps(row["paper"]) for row in rows}) == 1
+    assert ledger.mistakes(tmp_path / "results") == []
+    odd = finished(tmp_path, task="mabrax/humanoid_9|8")
+    (row,), _ = sable.publish(odd, results=tmp_path / "results", name="mine")
+    assert row["row"] == "mabrax/humanoid_9-8:mine" and row["task"] == "mabrax/humanoid_9|8"
+    assert "9\\|8" in publish.section([row]) and row["paper"] is not None
+
+
+def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
+    tmp_path, committed, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    good, again = finished(tmp_path), finished(tmp_path)
+    assert main(["publish", str(good)]) == 0
+    before = {path: path.read_bytes() for path in Path("results").rglob("*") if path.is_file()}
+    unfinished, halted, short = (finished(tmp_path, task="lbf/2s-10x10-3p-3f") for _ in range(3))
+    (unfinished / "summary.json").unlink()
+    summary = json.loads((halted / "summary.json").read_text())
+    (halted / "summary.json").write_text(json.dumps(summary | {"absolute_return": [1.0] * 9 + [None]}))
+    few = finished(tmp_path, seeds=(3, 4), task="lbf/2s-10x10-3p-3f")
+    other = finished(tmp_path, total_steps=1000, options=("reward=mean",), task="mpe/simple_spread_3ag")
+    unknown = finished(tmp_path, task="lbf/2s-10x10-3p-3f")
+    meta = json.loads((unknown / "meta.json").read_text())
+    (unknown / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key != "source"}))
+    for argv, said in [
+        ([again], f"{TASK}:sable is published already, of {meta['finished'][:10]}"),
+        ([again, "--replace"], "same settings and code; every run counts"),
+        ([short, unfinished], "the run has not finished"),
+        ([short, halted], "seed 9: its absolute metric is missing"),
+        ([short, few], "not by the paper's protocol: seeds 3 4; with --other-protocol"),
+        ([short, other], "total_steps 1000, options reward=mean"),
+        ([short, unknown], "ran code that no commit"),
+        ([short, short], "is given twice"),
+    ]:
+        capsys.readouterr()
+        assert main(["publish", *map(str, argv)]) == 2, said
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+        assert {path: path.read_bytes() for path in Path("results").rglob("*") if path.is_file()} == before
+
+
+def test_a_row_gives_way_to_one_of_other_settings(tmp_path, committed):
+    first, second = finished(tmp_path), finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.75)
+    place = tmp_path / "results"
+    sable.publish(first, results=place)
+    sable.publish(second, results=place, replace=True)
+    (row,) = ledger.read(place)
+    assert row["mean"] == 0.75 and ledger.mistakes(place) == []
+    assert row["settings"]["config"]["learning_rate"] == 1e-3
+
+
+def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, monkeypatch):
+    directory = finished(tmp_path)
+    source = provenance.source()
+    runs.note_resumption(directory, {**runs.describe(), "source": "later"})
+    monkeypatch.setattr(provenance, "commit_of", {source: "a" * 40, "later": "b" * 40}.get)
+    (row,), _ = sable.publish(directory, results=tmp_path / "results")
+    assert (row["earlier_commits"], row["commit"]) == (["a" * 40], "b" * 40)
+
+
+# The parts.
+
+
+@pytest.mark.parametrize(
+    ("run", "config"),
+    [
+        (RunConfig(task=TASK, seeds=(0, 1, 2)), SableConfig()),
+        (
+            RunConfig(task="rware/tiny-4ag", seeds=(4, 8), total_steps=1000, deterministic=True),
+            SableConfig(memory=False),
+        ),
+        (
+            RunConfig(task="mpe/simple_spread_3ag", system="ippo", options=("reward=mean",)),
+            ActorCriticConfig(policy_layers=(8, 9), memory=True, policy_learning_rate=1e-7),
+        ),
+    ],
+)
+def test_the_command_of_a_row_has_its_settings(run, config):
+    words = ledger.command(run, config).split()[2:]
+    given = parse(train_parser(system_of(words)), words)
+    found = sable.configure(given.pop("task"), **given)
+    assert found == (run, config)
+
+
+def test_the_hash_of_settings_is_of_what_matters_and_stays():
+    data = {
+        "format": 1,
+        "run": {"task": "a/b", "seeds": [0, 1], "video": True, "label": ""},
+        "config": {"x": 0.1},
+    }
+    assert ledger.config_hash(data) == "42733744d0c33848"
+    turned = {
+        "config": {"x": 0.1},
+        "run": {"label": "c", "video": False, "seeds": [0, 1], "task": "a/b"},
+        "format": 1,
+    }
+    assert ledger.config_hash(turned) == ledger.config_hash(data)
+    for path, value in ((("run", "seeds"), [1, 0]), (("config", "x"), 0.2), (("config", "y"), 1)):
+        changed = {**data, path[0]: {**data[path[0]], path[1]: value}}
+        assert ledger.config_hash(changed) != ledger.config_hash(data)
+
+
+def test_the_commit_of_code_is_found_and_changed_code_has_none(tmp_path):
+    package = tmp_path / "src" / "sable"
+    (package / "recipes").mkdir(parents=True)
+    (package / "__init__.py").write_text("first = 1\n")
+    (package / "recipes" / "a.toml").write_text("x = 1\n")
+    clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+
+    def commit() -> str:
+        for words in (["add", "-A"], [*who, "commit", "-q", "--allow-empty", "-m", "x"]):
+            subprocess.run(["git", *words], cwd=tmp_path, env=clean, check=True)
+        return subprocess.check_output(
+            ["git", "rev-parse", "HEAD"], cwd=tmp_path, env=clean, text=True
+        ).strip()
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, env=clean, check=True)
+    first, before = commit(), provenance.source(package)
+    (tmp_path / "README.md").write_text("What is no code.\n")
+    (package / "data.csv").write_text("1\n")
+    assert provenance.source(package) == before
+    documented = commit()
+    (package / "recipes" / "a.toml").write_text("x = 2\n")
+    changed = provenance.source(package)
+    assert changed != before and provenance.commit_of(changed, package) is None
+    assert provenance.commit_of(before, package) == documented != first
+    assert provenance.git(package) == {"commit": documented, "dirty": True}
+    assert provenance.commit_of(changed, package) is None
+    assert commit() == provenance.commit_of(changed, package)
+    assert provenance.commit_of(before, package) == documented
+
+
+def test_fewer_seeds_are_held_to_the_interval_of_the_mean_of_so_many():
+    returns = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    whole = stats.estimate({"x": returns}, stats.mean)
+    assert stats.interval_of_mean(returns, 6) == (whole.low, whole.high)
+    two, one = stats.interval_of_mean(returns, 2), stats.interval_of_mean(returns, 1)
+    assert one == (0.0, 5.0) and one[0] <= two[0] < whole.low and whole.high < two[1] <= one[1]
+
+
+def test_a_row_whose_seeds_agree_is_reproduced_to_the_papers_digits(tmp_path):
+    row = {"row": "a/b:c", "seeds": list(range(10)), "absolute_return": [1.0] * 10}
+    found = [reproduce.compare(row, finished(tmp_path, absolute=value)) for value in (0.996, 0.994)]
+    assert [one.within for one in found] == [True, False] and found[0].identical == []
+    few = reproduce.compare(row, finished(tmp_path, seeds=(3, 4)))
+    assert few.within and few.identical == [3, 4] and few.published == {3: 1.0, 4: 1.0}
+    assert "where the mean of 2 of the row's 10 seeds lies" in reproduce.in_words(row, few)
+    assert math.isclose(found[1].mean, 0.994)
+
+
+def test_reproducing_takes_the_rows_settings_whatever_the_recipe_says_now(tmp_path, committed):
+    config = dataclasses.replace(SableConfig(), learning_rate=0.5)
+    (row,), _ = sable.publish(finished(tmp_path, config), results=tmp_path / "results")
+    cell = reproduce.cell(row, tmp_path / "again", [3, 1])
+    assert cell.config == config and cell.run.seeds == (3, 1) and cell.run.total_steps == 20_000_000
+    assert not (tmp_path / "again").exists()
