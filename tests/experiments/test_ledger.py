@@ -5,7 +5,10 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -172,6 +175,31 @@ def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(plac
     assert "was begun with seeds=(0, 1), not (1,); choose another --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_reproducing_can_be_stopped_and_goes_on(place):
+    file = place / "results" / ledger.LEDGER
+    row = json.loads(file.read_text())
+    row["settings"]["run"] |= {"total_steps": 400_000, "num_evaluations": 40}
+    file.write_text(json.dumps(row) + "\n")
+    command = [sys.executable, "-m", "sable.cli", "reproduce", ROW, "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not (found := [*Path("reproduced").glob("*/*/*/*/checkpoints/0*")]):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == 128 + signal.SIGTERM and "the same command goes on from here" in said
+    directory = found[0].parents[1]
+    before = runs.read_metrics(directory)
+    assert before and not (directory / "summary.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    mean = sum(runs.read_summary(directory)["absolute_return"]) / 2
+    low, high = (round(x, 2) for x in stats.interval_of_mean(row["absolute_return"], 2))
+    assert done.returncode == (0 if low <= round(mean, 2) <= high else 1) and "the mean lies" in done.stdout
+    assert runs.read_metrics(directory)[: len(before)] == before  # times included: not run again
+
+
 def test_rows_are_listed_and_mistakes_named_in_one_line(place, capsys):
     capsys.readouterr()
     assert main(["reproduce"]) == 0
@@ -282,6 +310,7 @@ def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
         ([short, other], "total_steps 1000, options reward=mean"),
         ([short, unknown], "ran code that no commit"),
         ([short, short], "is given twice"),
+        (["results/lbf/2s-8x8-2p-2f-coop/sable", "--name", "x"], "it is not as training left it"),
     ]:
         capsys.readouterr()
         assert main(["publish", *map(str, argv)]) == 2, said
@@ -307,6 +336,8 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
     monkeypatch.setattr(provenance, "commit_of", {source: "a" * 40, "later": "b" * 40}.get)
     (row,), _ = sable.publish(directory, results=tmp_path / "results")
     assert (row["earlier_commits"], row["commit"]) == (["a" * 40], "b" * 40)
+    assert ledger.mistakes(tmp_path / "results") == []
+    assert "command" not in runs.read_meta(tmp_path / "results" / row["data"])["resumed"][0]
 
 
 # The parts.

@@ -16,7 +16,7 @@ from sable.training.logging import METRICS, PACKED, write_atomically
 PAGE = Path("docs", "results.md")
 BEGIN = "<!-- Made by sable publish from results/ledger.jsonl: change it there. -->"
 END = "<!-- The end of what sable publish made. -->"
-KEPT = ("started", "finished", "wall_seconds", "git", "source", "versions", "device", "resumed")
+KEPT = ("started", "finished", "wall_seconds", "git", "source", "versions", "device")
 """What is kept of meta.json: nothing about folders and machines."""
 
 
@@ -57,6 +57,8 @@ def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
     run, config = runs.read_config(directory)
     runs.refuse_batch(directory)
     runs.read_summary(directory)
+    if not (directory / METRICS).is_file():
+        raise SableError(f"{directory} has no {METRICS}: it is not as training left it")
     label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, config))).strip("-")
     row = ledger.make(directory, ledger.name_of(run, name or label))
     if row["deviations"] and not other_protocol:
@@ -95,10 +97,9 @@ def _keep(directory: Path, place: Path) -> None:
     """Put what a report needs of a run into the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     meta = runs.read_meta(directory)
+    resumed = [{key: one[key] for key in KEPT if key in one} for one in ledger.resumptions(meta)]
     kept = {key: meta[key] for key in KEPT if key in meta}
-    if "resumed" in kept:
-        kept["resumed"] = [{key: one[key] for key in KEPT if key in one} for one in kept["resumed"]]
-    runs.write_json(place / "meta.json", kept)
+    runs.write_json(place / "meta.json", kept | ({"resumed": resumed} if resumed else {}))
     for file in ("config.json", "summary.json"):
         write_atomically(place / file, (directory / file).read_bytes())
     # Without the time, so that the same metrics are the same bytes.
