@@ -28,8 +28,8 @@ def publish(
     other_protocol: bool = False,
     replace: bool = False,
 ) -> list[Row]:
-    """The new rows of the ledger in `results`, with their data kept there and the page made anew; all of the
-    runs are published or none."""
+    """The new rows of the ledger in `results`, with their data kept there; all of the runs are published or
+    none."""
     if name is not None and (runs.safe(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     rows, new = ledger.read(results), {}
@@ -39,15 +39,15 @@ def publish(
             raise SableError(f"{directory}: {row['row']} is given twice; publish one of them under a --name")
         _refuse_again(directory, row, ledger.find(rows, row["row"]), replace)
         new[row["row"]] = directory, row
-    rows = [row for row in rows if row["row"] not in new] + [row for _, row in new.values()]
+    made = {row["row"]: row for _, row in new.values()}
     try:
         for directory, row in new.values():
             _keep(directory, ledger.folder(results, row["row"]))
-        if new:
-            ledger.write(results, rows)
+        if new:  # a row that replaces another takes its place
+            ledger.write(results, list(({row["row"]: row for row in rows} | made).values()))
     except OSError as error:
         raise SableError(f"cannot write to {results}: {error.strerror or error}") from None
-    return [row for _, row in new.values()]
+    return list(made.values())
 
 
 def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
