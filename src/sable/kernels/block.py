@@ -69,7 +69,7 @@ def _finish(*given):
 def _finish_back(given, dout):
     mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale = given
     tokens, weights = _flat(mixed, residual, dout), given[2:]
-    like = jax.ShapeDtypeStruct(tokens[1].shape, tokens[1].dtype)
+    like = tokens[1]
     wide = jax.ShapeDtypeStruct((like.shape[0], 2 * like.shape[1]), like.dtype)
     dmixed, dz, a, dhidden, inner, dend, *dscales = _call(
         _finish_back_kernel, "finish_back", BACKWARD, tokens, weights, [like, like, like, wide, like, like], 2
@@ -109,8 +109,8 @@ def _mend(*given):
 def _mend_back(given, dout):
     mixed, residual, output, scale = given
     tokens = _flat(mixed, residual, dout)
-    like = jax.ShapeDtypeStruct(tokens[1].shape, tokens[1].dtype)
-    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", BACKWARD, tokens, given[2:], [like, like], 1)
+    like = [tokens[1]] * 2
+    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", BACKWARD, tokens, given[2:], like, 1)
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
         dz.reshape(residual.shape),
@@ -132,7 +132,8 @@ def _weight_gradient(tokens, error, weight):
 
 
 def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
-    """A program for every few tokens; last come its own part of each of `num_scales` scales' gradients."""
+    """A program for every few tokens. Last in what comes out are `num_scales` arrays with a row for each
+    program: its part of a scale's gradient."""
     num_tokens, width = tokens[0].shape
     launch, interpret = launches[width], jax.default_backend() != "gpu"
     programs = pl.cdiv(num_tokens, launch.rows)
