@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import unittest.mock
 from dataclasses import replace
 
 import jax
@@ -53,18 +52,10 @@ def make(num_agents: int, *, discrete: bool, memory: bool):
     return net, *prepared(jax.random.key(3))
 
 
-def decode_by_tiles(*given):
-    """The kernel as it decides for wide networks."""
-    with unittest.mock.patch.object(autoregressive, "SMALL_NETWORK", 0):
-        return autoregressive.decode_by_kernel(*given)
-
-
-AT_ONCE, KERNEL, TILES = autoregressive.decode_at_once, autoregressive.decode_by_kernel, decode_by_tiles
+AT_ONCE, KERNEL = autoregressive.decode_at_once, autoregressive.decode_by_kernel
 CASES = [(AT_ONCE, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
-CASES += [
-    (form, *case) for form in (KERNEL, TILES) for case in itertools.product([1, 5, 40], [True], [True, False])
-]
-QUICK = [(AT_ONCE, 40, True, True), (KERNEL, 5, True, True), (TILES, 5, True, True)]
+CASES += [(KERNEL, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
+QUICK = [(AT_ONCE, 40, True, True), (KERNEL, 5, True, True)]
 
 
 def marks(form, num_agents, *rest):
@@ -154,14 +145,12 @@ def test_seeds_side_by_side_decide_as_each_alone():
             np.testing.assert_allclose(a, b[k], atol=1e-5 * np.abs(a).max())
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_kernel_can_be_built_for_a_gpu(triton_modules, at_once):
+def test_the_kernel_can_be_built_for_a_gpu(triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
     net, params, encoded, legal, clock, drawn, past = make(5, discrete=True, memory=True)
     memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
     given = decoder_weights(net, params), encoded, clock, legal, drawn, *memories
-    decode = jax.jit(kernel.decode, static_argnames="at_once")
-    lowered = decode.trace(*given, at_once=at_once).lower(lowering_platforms=("cuda",))
+    lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1
 
 

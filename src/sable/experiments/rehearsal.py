@@ -60,7 +60,7 @@ class Rehearsal:
     def unit(self) -> tp.Any:
         """The compiled unit: (run, updates) -> run."""
         places = devices.places(self.compiler.mesh, self.state)
-        unit = jax.vmap(self.program.unit, in_axes=(0, None))
+        unit = devices.over_seeds(self.compiler.mesh, self.program.unit, (0, None))
         out = places and places.run
         return self._compiled("unit", unit, self.state.run, np.int32(1), donate=True, out=out)
 
@@ -70,7 +70,8 @@ class Rehearsal:
         mesh = self.compiler.mesh
         places, everywhere = devices.places(mesh, self.state), devices.everywhere(mesh)
         out = places and (places, everywhere)
-        return self._compiled("assess", jax.vmap(self.program.assess), self.state, donate=True, out=out)
+        assess = devices.over_seeds(mesh, self.program.assess)
+        return self._compiled("assess", assess, self.state, donate=True, out=out)
 
     @property
     def needed(self) -> int:

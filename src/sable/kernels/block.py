@@ -30,8 +30,8 @@ class Launch(tp.NamedTuple):
     stages: int = 1
 
 
-FORWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(64, 8)}
-BACKWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(64, 8)}
+FORWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(64, 4)}
+BACKWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(32, 4)}
 """By width."""
 
 

@@ -18,7 +18,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from sable.ops import retention
+from sable.ops import retention, sharding
 
 EPSILON = 1e-6
 LARGEST_CHUNK = 64
@@ -108,7 +108,7 @@ def team(
 def _backward(num_agents, causal, residuals, cotangents):
     sources, before, recalled, scale, bias, kappa, first, memory = residuals
     dy, dafter = cotangents
-    cut = _Cut(num_agents, causal, memory, kappa, first)
+    cut = _Cut(num_agents, causal, memory, kappa, first, before.shape[0] // memory.shape[0])
     sizes, episode = cut.sizes(sources), cut.episode
     parts, rate = tuple(map(cut.parts, sources)), cut.rate
     norm = jax.ShapeDtypeStruct((*cut.states.shape[:2], 2, sizes.head), jnp.float32)
@@ -146,11 +146,12 @@ def num_segments(num_rows: int, num_steps: int, num_agents: int) -> int:
 class _Cut:
     """Sequences cut into segments, side by side as if they were environments."""
 
-    def __init__(self, num_agents, causal, memory, kappa, first):
+    def __init__(self, num_agents, causal, memory, kappa, first, num=None):
         (num_envs, num_steps), num_heads = first.shape, memory.shape[1]
         self.num_agents, self.causal, self.head = num_agents, causal, memory.shape[-1]
         self.settled = not causal and num_agents > LARGEST_CHUNK
-        self.num = num_steps if self.settled else num_segments(num_envs * num_heads, num_steps, num_agents)
+        num_rows = num_envs * num_heads * sharding.num_learners()
+        self.num = num or (num_steps if self.settled else num_segments(num_rows, num_steps, num_agents))
         self.first = first.reshape(num_envs, self.num, -1)
         self.episode = jnp.cumsum(self.first.astype(jnp.int32), axis=-1).reshape(num_envs * self.num, -1)
         self.rate, self.over = jnp.log2(kappa), kappa ** (num_steps // self.num)
@@ -163,7 +164,8 @@ class _Cut:
         width = self.states.shape[1] * self.head
         start = width * (len(sources) == 1)
         num_tokens = sources[0].shape[1] // self.num
-        rows = 32 if self.causal or 32 % self.num_agents == 0 else LARGEST_CHUNK
+        whole = self.causal or 32 % self.num_agents == 0
+        rows = 32 if whole and self.head > 64 else LARGEST_CHUNK
         rows = min(rows, max(16, pl.next_power_of_2(num_tokens)))
         return Sizes(
             num_tokens=num_tokens,

@@ -14,6 +14,17 @@ from sable.types import PyTree
 SEEDS, ENVS = "seeds", "envs"
 """The axes of a mesh of devices."""
 
+LEARNERS = "learners"
+"""The axis of learners that train side by side in one program."""
+
+
+def num_learners() -> int:
+    """How many learners the function being traced is mapped over, as `training.devices.over_seeds` does."""
+    try:
+        return jax.lax.axis_size(LEARNERS)
+    except NameError:
+        return 1
+
 
 def shared(tree: PyTree, axis: int = 0) -> PyTree:
     """The same, with `axis` of every leaf divided among the devices that share a seed's environments."""

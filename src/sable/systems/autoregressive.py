@@ -22,8 +22,8 @@ from sable.types import Decision, Observation, PyTree, Transition
 
 Net = Sable | MAT
 SMALL_TEAM, SMALL_NETWORK = 64, 64**2
-"""Up to how many agents deciding by a kernel is the fastest, and up to how many blocks times squared width
-that kernel decides in turn: beyond, its weights leave the cache."""
+"""Up to how many agents, and how many blocks times squared width, a kernel that decides in turn beats
+deciding at once: beyond, its weights leave the cache."""
 
 
 def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int) -> ppo.Policy:
@@ -86,8 +86,9 @@ def decoding(net: Sable) -> str:
         return config.decoding
     if jax.default_backend() != "gpu":
         return "scan"
+    small = config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK and spec.num_agents <= SMALL_TEAM
     fits = spec.discrete and kernel.supported(config.embed_dim, config.num_heads)
-    return "kernel" if fits and spec.num_agents <= SMALL_TEAM else "parallel"
+    return "kernel" if small and fits else "parallel"
 
 
 def decode_in_turn(
@@ -156,7 +157,6 @@ def decode_by_kernel(
         noise,
         tuple(block.decoder_self for block in opened),
         tuple(block.decoder_cross for block in opened),
-        at_once=net.config.num_blocks * net.config.embed_dim**2 > SMALL_NETWORK,
         interpret=jax.default_backend() != "gpu",
     )
     told = tuple(

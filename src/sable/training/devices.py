@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sable.config import RunConfig, SystemConfig, split_devices
 from sable.errors import SableError
-from sable.ops.sharding import ENVS, SEEDS
+from sable.ops.sharding import ENVS, LEARNERS, SEEDS
 from sable.training.program import State
 from sable.types import PyTree
 
@@ -45,7 +45,7 @@ def in_force(mesh: Mesh | None) -> tp.ContextManager:
 
 def over_seeds(mesh: Mesh | None, function: tp.Callable, in_axes: tp.Any = 0) -> tp.Callable:
     """`function` of one seed, mapped over all of them."""
-    return jax.vmap(function, in_axes, spmd_axis_name=None if mesh is None else SEEDS)
+    return jax.vmap(function, in_axes, axis_name=LEARNERS, spmd_axis_name=None if mesh is None else SEEDS)
 
 
 def place(state: State, places: State | None) -> State:
