@@ -34,8 +34,8 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
         assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(played.rollout.start_memory))
 
 
-FORWARDS = {"retention"}
-BACKWARDS = {"retention_queries", "retention_keys"}
+FORWARDS = {"retention", "mend", "finish"}
+BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back"}
 KERNELS = {"sable": ({"sable_decode"}, FORWARDS | BACKWARDS)}
 KERNELS["sable-continuous"] = {"retention_team"}, FORWARDS | BACKWARDS  # all decide at once
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
@@ -53,7 +53,9 @@ def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
     last = played.rollout.last.observation
     acting = jax.make_jaxpr(played.policy.act)(params, last, played.rollout.last_memory, order, key)
     learning = jax.make_jaxpr(played.learn)(played.learner, played.rollout, key)
-    found = tuple(set(re.findall(r"\bname=((?:sable|retention)_?\w*)", str(x))) for x in (acting, learning))
+    found = tuple(
+        set(re.findall(r"\bname=((?:sable|retention|mend|finish)_?\w*)", str(x))) for x in (acting, learning)
+    )
     assert found == (KERNELS[mode] if jax.default_backend() == "gpu" else (set(), set()))
 
 
