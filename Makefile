@@ -62,7 +62,7 @@ test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE = false
 test-gpu: $(if $(PY),,venv)
 	@$(PYTHON_THERE) -c "import jax; jax.devices()" 2>/dev/null || \
 		{ echo "$(PYTHON_THERE) has no jax, or one that sees no NVIDIA GPU" >&2; exit 1; }
-	$(PYTHON_THERE) -m pytest -m gpu -n $(JOBS) --dist loadgroup --durations=20 \
+	$(PYTHON_THERE) -m pytest -vv -m gpu -n $(JOBS) --dist loadgroup --durations=20 \
 		$$(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 clean:

@@ -1,4 +1,4 @@
-"""The GPU kernels that end a block, interpreted: outputs and gradients are those of the layers."""
+"""The GPU kernels that end a block: outputs and gradients are those of the layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -86,6 +86,7 @@ def both(name, given, transform=lambda f: f):
     )
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["finish", pytest.param("mend", marks=slow)])
 @pytest.mark.parametrize(
     "shape",
@@ -97,6 +98,7 @@ def test_the_kernels_are_the_layers(name, shape):
     assert_close(found, truth, 1e-5)
 
 
+@pytest.mark.gpu
 @slow
 @pytest.mark.parametrize("name", FORMS)
 def test_seeds_have_their_own_weights(name):
@@ -105,6 +107,7 @@ def test_seeds_have_their_own_weights(name):
     assert_close(found, truth, 1e-5)
 
 
+@pytest.mark.gpu
 @slow
 @pytest.mark.parametrize("name", FORMS)
 def test_bfloat16_is_rounded_where_it_is_written_and_multiplied(name):

@@ -16,9 +16,12 @@ from sable.ops import retention, sharding
 class MultiScaleRetention(nn.Module):
     """Retention of `query` over `key`, whose stream also gives the values and the gate (SPEC section 1).
 
-    Three ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent
-    while decoding. `memory` is () in the first two where nothing is to be remembered. Sequences are laid out
-    environment by environment, so that cutting them into chunks moves nothing.
+    Several ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent or
+    all while decoding. `memory` is () in the first two where nothing is to be remembered. Sequences are laid
+    out environment by environment, so that cutting them into chunks moves nothing.
+
+    All give what is recalled, normed and gated; `output`, the product that ends the layer, is left to the
+    block, which does it together with what follows.
     """
 
     width: int
@@ -48,18 +51,7 @@ class MultiScaleRetention(nn.Module):
         memory: Float[Array, "B H d d"] | tuple[()],
         first: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
-        """The layer's output for every token, and the memory after the last timestep."""
-        mixed, memory = self.mix(query, key, memory, first)
-        return self.output(mixed), memory
-
-    def mix(
-        self,
-        query: Float[Array, "B T N E"],
-        key: Float[Array, "B T N E"],
-        memory: Float[Array, "B H d d"] | tuple[()],
-        first: Bool[Array, "T B"],
-    ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
-        """`sequence`, but for the product with the output weights."""
+        """What is recalled for every token, and the memory after the last timestep."""
         if self.chunk is None and kernel.chosen(self.width // self.num_heads):
             return self._by_kernel(query, key, memory, first)
         q, k, v, gate = self._project(query, key)
@@ -78,26 +70,26 @@ class MultiScaleRetention(nn.Module):
         """All agents of one timestep, its opening reset already done."""
         q, k, v, gate = self._project(x, x)
         if isinstance(memory, tuple):
-            return self._finish(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
+            return self._gated(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
         opened = jnp.zeros(x.shape[:1], bool)
         out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
-        return self._finish(out, gate), memory
+        return self._gated(out, gate), memory
 
     def team(
         self, query: Float[Array, "B N E"], key: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
     ) -> tuple[Float[Array, "B N E"], tuple[Float[Array, "B N H d"], Float[Array, "B N H d"]]]:
-        """All agents of a timestep, each seeing those before it and the memory the last timestep left: (the
-        layer's output, the keys and values to `remember`)."""
+        """All agents of a timestep, each seeing those before it and the memory the last timestep left: (what
+        is recalled, the keys and values to `remember`)."""
         if kernel.chosen(self.width // self.num_heads):
             sources = self._sources(query, key)
-            mixed = kernel.team(sources, memory, self.scale, self.bias, self._kappa())
+            out = kernel.team(sources, memory, self.scale, self.bias, self._kappa())
             *_, k, v, _ = jnp.split(sources[-1], sources[-1].shape[-1] // self.width, axis=-1)
-            return self.output(mixed), (self._heads(k), self._heads(v))
+            return out, (self._heads(k), self._heads(v))
         q, k, v, gate = self._project(query, key)
         # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
         out = retention.within(q[None], k[None], v[None], causal=True)[0]
         out = out + jnp.einsum("bnhi,bhij->bnhj", q, self.open(memory))
-        return self._finish(out, gate), (k, v)
+        return self._gated(out, gate), (k, v)
 
     def remember(
         self, memory: Float[Array, "B H d d"], keys: Float[Array, "B N H d"], values: Float[Array, "B N H d"]
@@ -111,14 +103,14 @@ class MultiScaleRetention(nn.Module):
         """The next agent of a timestep whose decay (`open`) is already done."""
         q, k, v, gate = self._project(query, key)
         out, memory = retention.attend(q, k, v, memory)
-        return self._finish(out, gate), memory
+        return self._gated(out, gate), memory
 
     def open(self, memory: Float[Array, "B H d d"]) -> Float[Array, "B H d d"]:
         """The memory as the first agent of a new timestep finds it."""
         return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
 
     def _by_kernel(self, query, key, memory, first):
-        """`mix`, by kernels over all tokens of an environment."""
+        """`sequence`, by kernels over all tokens of an environment."""
         num_envs, num_steps, num_agents = key.shape[:3]
         sources, past = self._sources(query, key), memory
         if isinstance(memory, tuple):  # every timestep an episode of its own
@@ -147,9 +139,6 @@ class MultiScaleRetention(nn.Module):
 
     def _heads(self, x):
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
-
-    def _finish(self, out, gate):
-        return self.output(self._gated(out, gate))
 
     def _gated(self, out, gate):
         """swish(gate) * norm(out), one normalisation group per head."""

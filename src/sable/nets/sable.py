@@ -63,10 +63,9 @@ class EncoderBlock(nn.Module):
     def sequence(self, x, time, memory, first):
         u = self.norms[0](x)
         x = u + time
-        if _ends_by_kernel(self):
-            mixed, memory = self.retention.mix(x, x, memory, first)
-            return _end(kernel.finish, mixed, u, _finish_weights(self, "retention")), memory
         out, memory = self.retention.sequence(x, x, memory, first)
+        if _ends_by_kernel(self):
+            return _end(kernel.finish, out, u, _finish_weights(self, "retention")), memory
         return self._finish(u, out), memory
 
     def timestep(self, x, time, memory):
@@ -75,7 +74,7 @@ class EncoderBlock(nn.Module):
         return self._finish(u, out), memory
 
     def _finish(self, u, out):
-        a = self.norms[1](u + out)
+        a = self.norms[1](u + self.retention.output(out))
         return self.norms[2](a + self.feed_forward(a))
 
 
@@ -92,21 +91,19 @@ class DecoderBlock(nn.Module):
 
     def sequence(self, x, encoded, time, self_memory, cross_memory, first):
         here = x + time
-        if _ends_by_kernel(self):
-            mixed, _ = self.self_retention.mix(here, here, self_memory, first)
-            r = _end(kernel.mend, mixed, x, _mend_weights(self))
-            mixed, _ = self.cross_retention.mix(encoded + time, r + time, cross_memory, first)
-            return _end(kernel.finish, mixed, encoded, _finish_weights(self, "cross_retention"))
+        by_kernel = _ends_by_kernel(self)
         out, _ = self.self_retention.sequence(here, here, self_memory, first)
-        r = self.norms[0](x + out)
+        r = _end(kernel.mend, out, x, _mend_weights(self)) if by_kernel else self._mend(x, out)
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
+        if by_kernel:
+            return _end(kernel.finish, out, encoded, _finish_weights(self, "cross_retention"))
         return self._finish(encoded, out)
 
     def timestep(self, x, encoded, time, memory):
         """All agents of a timestep, and what they tell; to the last bit, no agent sees a later one."""
         here = x + time
         out, own = self.self_retention.team(here, here, memory.decoder_self)
-        r = self.norms[0](x + out)
+        r = self._mend(x, out)
         out, cross = self.cross_retention.team(encoded + time, r + time, memory.decoder_cross)
         return self._finish(encoded, out), Told(own, cross)
 
@@ -119,7 +116,7 @@ class DecoderBlock(nn.Module):
 
     def token(self, x, encoded, time, memory):
         out, self_memory = self.self_retention.token(x + time, x + time, memory.decoder_self)
-        r = self.norms[0](x + out)
+        r = self._mend(x, out)
         out, cross_memory = self.cross_retention.token(encoded + time, r + time, memory.decoder_cross)
         return self._finish(encoded, out), replace(
             memory, decoder_self=self_memory, decoder_cross=cross_memory
@@ -132,8 +129,11 @@ class DecoderBlock(nn.Module):
             decoder_cross=self.cross_retention.open(memory.decoder_cross),
         )
 
+    def _mend(self, x, out):
+        return self.norms[0](x + self.self_retention.output(out))
+
     def _finish(self, encoded, out):
-        y = self.norms[1](encoded + out)
+        y = self.norms[1](encoded + self.cross_retention.output(out))
         return self.norms[2](y + self.feed_forward(y))
 
 
@@ -294,9 +294,9 @@ def _ends_by_kernel(block: EncoderBlock | DecoderBlock) -> bool:
     return not config.chunk_size and not block.is_initializing() and kernel.chosen(config.embed_dim)
 
 
-def _end(form: tp.Callable, mixed: Array, residual: Array, weights: tuple[Array, ...]) -> Array:
+def _end(form: tp.Callable, out: Array, residual: Array, weights: tuple[Array, ...]) -> Array:
     """A kernel's result, each device with its own environments."""
-    return sharding.apart(lambda weights, *tokens: form(*tokens, *weights), weights, mixed, residual)
+    return sharding.apart(lambda weights, *tokens: form(*tokens, *weights), weights, out, residual)
 
 
 def _mend_weights(block: DecoderBlock) -> tuple[Array, ...]:
