@@ -36,8 +36,8 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
 
 FORWARDS = {"retention", "mend", "finish"}
 BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back"}
-KERNELS = {"sable": ({"sable_decode"}, FORWARDS | BACKWARDS)}
-KERNELS["sable-continuous"] = {"retention_team"}, FORWARDS | BACKWARDS  # all decide at once
+KERNELS = {"sable": ({"finish", "sable_decode"}, FORWARDS | BACKWARDS)}
+KERNELS["sable-continuous"] = {"retention_team", "mend", "finish"}, FORWARDS | BACKWARDS  # decide at once
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
 """The kernels that a mode acts by, and learns by, on a GPU."""
 

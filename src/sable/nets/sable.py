@@ -64,8 +64,6 @@ class EncoderBlock(nn.Module):
         u = self.norms[0](x)
         x = u + time
         out, memory = self.retention.sequence(x, x, memory, first)
-        if _ends_by_kernel(self):
-            return _end(kernel.finish, out, u, _finish_weights(self, "retention")), memory
         return self._finish(u, out), memory
 
     def timestep(self, x, time, memory):
@@ -74,6 +72,8 @@ class EncoderBlock(nn.Module):
         return self._finish(u, out), memory
 
     def _finish(self, u, out):
+        if _ends_by_kernel(self):
+            return _end(kernel.finish, out, u, _finish_weights(self, "retention"))
         a = self.norms[1](u + self.retention.output(out))
         return self.norms[2](a + self.feed_forward(a))
 
@@ -91,12 +91,9 @@ class DecoderBlock(nn.Module):
 
     def sequence(self, x, encoded, time, self_memory, cross_memory, first):
         here = x + time
-        by_kernel = _ends_by_kernel(self)
         out, _ = self.self_retention.sequence(here, here, self_memory, first)
-        r = _end(kernel.mend, out, x, _mend_weights(self)) if by_kernel else self._mend(x, out)
+        r = self._mend(x, out)
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
-        if by_kernel:
-            return _end(kernel.finish, out, encoded, _finish_weights(self, "cross_retention"))
         return self._finish(encoded, out)
 
     def timestep(self, x, encoded, time, memory):
@@ -130,9 +127,13 @@ class DecoderBlock(nn.Module):
         )
 
     def _mend(self, x, out):
+        if _ends_by_kernel(self):
+            return _end(kernel.mend, out, x, _mend_weights(self))
         return self.norms[0](x + self.self_retention.output(out))
 
     def _finish(self, encoded, out):
+        if _ends_by_kernel(self):
+            return _end(kernel.finish, out, encoded, _finish_weights(self, "cross_retention"))
         y = self.norms[1](encoded + self.cross_retention.output(out))
         return self.norms[2](y + self.feed_forward(y))
 

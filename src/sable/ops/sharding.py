@@ -49,8 +49,8 @@ def apart(function: Callable[..., PyTree], common: PyTree, *by_env: PyTree) -> P
 
     For what XLA does not divide (kernels), and for loops whose length need not be the same everywhere.
     """
-    size, num_envs = _sharers(), jax.tree.leaves(by_env)[0].shape[0]
-    if jax.sharding.get_abstract_mesh().empty or num_envs % size:
+    mesh, size, num_envs = jax.sharding.get_abstract_mesh(), _sharers(), jax.tree.leaves(by_env)[0].shape[0]
+    if mesh.empty or ENVS in mesh.manual_axes or num_envs % size:  # or where they are apart already
         return function(common, *by_env)
     specs = (PartitionSpec(), *[PartitionSpec(ENVS)] * len(by_env))
     apart = jax.shard_map(function, in_specs=specs, out_specs=PartitionSpec(ENVS), check_vma=False)
