@@ -17,7 +17,7 @@ if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
-    from sable.envs.doctor import Finding
+    from sable.envs.findings import Finding
     from sable.errors import SableError
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sable.envs import wrappers
+from sable.envs import findings, wrappers
 from sable.envs.base import Env
+from sable.envs.findings import Finding, Play
 from sable.envs.hosted import HostedEnv
 from sable.envs.own import told
 from sable.errors import SableError
-from sable.types import EnvSpec, Observation, PyTree, TimeStep, struct
+from sable.types import EnvSpec, Observation, PyTree, TimeStep
 
 NUM_ENVS = 8
 MOST_STEPS = 1200
@@ -28,25 +29,6 @@ _TIMED = 0.2
 _BYTES = 2**26
 """Of what one stretch of a play keeps."""
 _OWN = "the environment's own observation"
-_LARGE_VIEW, _LARGE_RETURN = 100.0, 1000.0
-
-
-class Finding(tp.NamedTuple):
-    """What one check came to."""
-
-    check: str
-    verdict: tp.Literal["ok", "note", "wrong"]
-    found: str
-    fix: str = ""
-
-
-@struct
-class Play:
-    """What happened, [T, B]: what was seen, what `env` itself answered, and the same behind auto-reset."""
-
-    before: Observation
-    bare: TimeStep
-    reset: TimeStep
 
 
 def examine(env: "Env | HostedEnv") -> Iterator[Finding]:
@@ -97,14 +79,14 @@ def _traced(env: Env) -> Iterator[Finding]:
         names = sorted(opened.stats), sorted(followed.stats)
         problems.append(f"stats are {names[0]} after reset and {names[1]} after step")
     fix = "give what spec says; sable.envs.base.opening and following make both kinds of time step"
-    yield _verdict("shapes", problems, "as spec says, in both kinds of time step", fix)
+    yield findings.verdict("shapes", problems, "as spec says, in both kinds of time step", fix)
     types = _types(state, after, "step") + _types(state, rekeyed, "rekey")
     weak = [one for one in types if "weak type" in one]
     fix = (
         "make every leaf of the state by one expression with a dtype, in reset as in step "
         "(jnp.zeros((), jnp.int32), not 0)"
     )
-    found = _verdict("types", types, "the state keeps its structure, shapes and types", fix)
+    found = findings.verdict("types", types, "the state keeps its structure, shapes and types", fix)
     # Training strips weak types; whoever else compiles the environment pays for them.
     yield found if len(types) > len(weak) or not weak else found._replace(verdict="note")
     if problems or len(types) > len(weak):
@@ -170,10 +152,13 @@ def _pure(env: Env, state: PyTree, action: Array) -> Finding:
             jax.make_jaxpr(lambda state, action: env.step(state, action))(state, action),
         ]
         texts = [re.sub(r"0x[0-9a-f]+", "", str(one)) for one in made]
-        return [*texts, *(np.asarray(x).tobytes() for one in made for x in one.consts if not _is_key(x))]
+        return [
+            *texts,
+            *(np.asarray(x).tobytes() for one in made for x in one.consts if not findings.is_key(x)),
+        ]
 
     same = programs() == programs()
-    return _verdict(
+    return findings.verdict(
         "purity",
         [] if same else ["traced twice, reset or step is another program"],
         "traced twice, the same programs",
@@ -219,14 +204,14 @@ def _played(env: Env) -> Iterator[Finding]:
         return NUM_ENVS * length * count / seconds
 
     _, opened = reset(jax.random.key(0))
-    yield _start(jax.device_get(opened))
+    yield findings.start(jax.device_get(opened))
     played, again = play(min(2 * spec.time_limit + 2, MOST_STEPS)), play(length)
-    yield from _common(spec, played)
+    yield from findings.common(spec, played)
     starts = jax.device_get(pool[1].observation)
     yield _auto_reset(played, starts)
-    yield _determinism(jax.tree.map(lambda x: x[:length], played), again)
+    yield findings.determinism(jax.tree.map(lambda x: x[:length], played), again)
     yield _rekey(env, pool[0])
-    yield from _scales(spec, played, starts)
+    yield from findings.scales(spec, played, starts)
     if spec.discrete and not played.before.legal.all() and not _finite(play(length, illegal=True)):
         yield Finding(
             "illegal actions",
@@ -268,7 +253,7 @@ def _auto_reset(play: Play, starts: Observation) -> Finding:
     own, final = play.bare.observation, play.reset.final
     if ((own.time == 0) & ended).any():
         problems.append("step returns an opening (time 0) where an episode ends: it restarts itself")
-    elif not _same(final, own):
+    elif not findings.same(final, own):
         problems.append("final is not the last observation: a step returns two that differ")
     if (play.reset.observation.time[ended] != 0).any():
         problems.append("reset returns observations whose time is not 0")
@@ -277,9 +262,9 @@ def _auto_reset(play: Play, starts: Observation) -> Finding:
     if len(opened) and not (opened[:50, None] == known[None]).all(-1).any(1).all():
         problems.append("what opens an episode is not what reset returned")
     goes_on = jax.tree.map(lambda x: x[~ended], (play.reset.observation, own))
-    if not _same(*goes_on):
+    if not findings.same(*goes_on):
         problems.append("observations differ with and without auto-reset inside an episode")
-    return _verdict(
+    return findings.verdict(
         "auto-reset",
         problems,
         f"{int(ended.sum())} boundaries: observation opens the new episode, final ends the old one",
@@ -293,15 +278,17 @@ def _rekey(env: Env, states: PyTree) -> Finding:
     for (path, one), other in zip(
         jax.tree_util.tree_leaves_with_path(states), jax.tree.leaves(rekeyed), strict=True
     ):
-        is_key = _is_key(one) or (one.dtype == jnp.uint32 and one.shape[-1:] == (2,))
-        same = _same(one, other)
+        is_key = findings.is_key(one) or (one.dtype == jnp.uint32 and one.shape[-1:] == (2,))
+        same = findings.same(one, other)
         keys, changed_keys = keys + is_key, changed_keys + (is_key and not same)
         if not same and not is_key:
             problems.append(f"rekey changes state{jax.tree_util.keystr(path)}, which is not a key")
     if keys and not changed_keys:
         problems.append("the state carries a key and rekey leaves it: copies of a start share all randomness")
     kept = "gives a copied state randomness of its own" if keys else "the state has no key: nothing to change"
-    return _verdict("rekey", problems, kept, "replace the state's key by the one given, and nothing else")
+    return findings.verdict(
+        "rekey", problems, kept, "replace the state's key by the one given, and nothing else"
+    )
 
 
 # Python environments
@@ -338,183 +325,23 @@ def _hosted(env: HostedEnv) -> Iterator[Finding]:
         yield Finding("plays", "wrong", str(error), fix)
         return
     yield Finding("plays", "ok", f"{NUM_ENVS} environments side by side, {steps} steps each")
-    yield _start(opened)
-    yield from _common(spec, played)
+    yield findings.start(opened)
+    yield from findings.common(spec, played)
     ended = int(played.reset.first.sum())
-    yield _verdict(
+    yield findings.verdict(
         "auto-reset",
         [] if (played.reset.observation.time[played.reset.first] == 0).all() else ["time goes on"],
         f"{ended} boundaries",
         "",
     )
-    yield _determinism(jax.tree.map(lambda x: x[:short], played), again)
-    yield from _scales(spec, played, opened.observation)
+    yield findings.determinism(jax.tree.map(lambda x: x[:short], played), again)
+    yield from findings.scales(spec, played, opened.observation)
     dead = (played.before.legal.sum(-1) == 1) & ~played.before.view.any(-1)
     if dead.any():
         share = f"agents were gone for {dead.mean():.0%} of the time"
         yield Finding("agents", "ok", f"{share}: zero views, one legal action, no reward")
     speed = f"{NUM_ENVS * steps / seconds:,.0f} steps/s of {NUM_ENVS} environments"
     yield Finding("speed", "ok", f"{speed} in {min(env.num_workers, NUM_ENVS)} processes")
-
-
-# Both kinds
-
-
-def _start(opened: TimeStep) -> Finding:
-    problems = []
-    if np.any(opened.reward != 0):
-        problems.append("the reward of reset is not 0")
-    if np.any(opened.discount != 1):
-        problems.append("the discount of reset is not 1")
-    if not np.all(opened.first):
-        problems.append("first of reset is not true")
-    if np.any(opened.observation.time != 0):
-        problems.append("the time of reset is not 0")
-    return _verdict(
-        "start", problems, "no reward, discount 1, first, time 0", "return opening(observation, stats)"
-    )
-
-
-def _common(spec: EnvSpec, play: Play) -> Iterator[Finding]:
-    step = play.bare
-    yield _verdict(
-        "finite numbers",
-        [
-            f"{name} is NaN or infinite in {np.mean(~np.isfinite(x)):.1%} of its entries"
-            for name, x in (
-                ("view", step.observation.view),
-                ("reward", step.reward),
-                ("discount", step.discount),
-                ("state", np.asarray(step.observation.state, np.float32)),
-                *((f"stats[{name!r}]", x) for name, x in step.stats.items()),
-            )
-            if not np.isfinite(x).all()
-        ],
-        "views, rewards, discounts and stats",
-        "look for divisions by zero and roots or logarithms of what may be negative",
-    )
-    yield _masks(spec, play)
-    # Steps before the first boundary of each environment, it included: there the length is the row's number.
-    steps = np.arange(1, len(step.first) + 1)[:, None]
-    opening = np.cumsum(step.first, axis=0) - step.first == 0
-    counted = (step.observation.time == steps) | ~opening | (step.first & (step.observation.time == 0))
-    yield _verdict(
-        "time",
-        [] if counted.all() else ["observation.time does not count 0, 1, 2, .. the steps of an episode"],
-        "counts the steps of an episode",
-        "keep the time in the state, add 1 in every step, show it in the observation",
-    )
-    yield _ends(step)
-    beyond = (opening & (steps >= spec.time_limit) & ~step.first).any(0)
-    many = f"{int(beyond.sum())} of {len(beyond)} episodes go on beyond time_limit={spec.time_limit}"
-    yield _verdict(
-        "time limit",
-        [many] if beyond.any() else [],
-        f"no episode lasts longer than {spec.time_limit} steps"
-        if len(steps) >= spec.time_limit
-        else f"{spec.time_limit} steps were not reached in {len(steps)}",
-        "pass timed_out=time >= spec.time_limit to following, or raise spec.time_limit",
-    )
-    yield _truncation(spec, step)
-
-
-def _masks(spec: EnvSpec, play: Play) -> Finding:
-    legal = play.before.legal
-    fix = "legal says, for each agent, which actions it may choose: at least one"
-    if not spec.discrete:
-        found = [] if legal.all() else ["actions are continuous, and legal is not all true"]
-        return _verdict("masks", found, "none: actions are continuous", "give jnp.ones((N, 1), bool)")
-    none = ~legal.any(-1)
-    if none.any():
-        agent = f"agent {int(np.argwhere(none)[0][-1])}"
-        return Finding("masks", "wrong", f"{agent} had no legal action in {none.mean():.1%} of steps", fix)
-    if legal.all():
-        return Finding("masks", "ok", "all actions are always legal")
-    return Finding("masks", "ok", f"{1 - legal.mean():.0%} of actions are illegal, never all of an agent's")
-
-
-def _ends(step: TimeStep) -> Finding:
-    problems = []
-    if not np.isin(step.discount, (0.0, 1.0)).all():
-        odd = step.discount[~np.isin(step.discount, (0.0, 1.0))][0]
-        problems.append(f"the discount is {odd:g} somewhere: it is 0 where an episode truly ended, else 1")
-    if ((step.discount == 0) & ~step.first).any():
-        problems.append("the discount is 0 and first is not true: an episode ends and goes on")
-    return _verdict(
-        "ends",
-        problems,
-        "discount is 0 only where first is true",
-        "discounting is the system's; return following(.., ended=.., timed_out=..)",
-    )
-
-
-def _truncation(spec: EnvSpec, step: TimeStep) -> Finding:
-    """Whether time limits and true ends are told apart."""
-    lengths, ended = step.observation.time[step.first], step.discount[step.first] == 0
-    if not len(lengths):
-        return Finding("truncation", "note", f"no episode ended in {len(step.first)} steps")
-    found = f"{int(ended.sum())} episodes truly ended, {int((~ended).sum())} were cut short"
-    if ended.all() and len(set(lengths.tolist())) == 1 and lengths[0] == spec.time_limit:
-        return Finding(
-            "truncation",
-            "note",
-            f"every episode truly ended (discount 0) at the time limit of {spec.time_limit}",
-            "if that is a limit and not an end: timed_out, not ended. Make a Python environment without a "
-            "limit of its own, and give it one by --options time_limit=STEPS",
-        )
-    short = ~ended & (lengths < spec.time_limit)
-    if short.any() and (lengths[~ended] < spec.time_limit).all() and len(set(lengths[~ended].tolist())) > 1:
-        return Finding(
-            "truncation",
-            "note",
-            f"{found}, at different times and none at the limit of {spec.time_limit}",
-            "if those are ends and not limits: ended (terminated), not timed_out (truncated)",
-        )
-    return Finding("truncation", "ok", found)
-
-
-def _determinism(one: Play, other: Play) -> Finding:
-    return _verdict(
-        "determinism",
-        [] if _same(one, other) else ["the same keys and actions gave another episode"],
-        "the same keys and actions give the same episode",
-        "all randomness comes from the key, or the seed, that reset is given",
-    )
-
-
-def _scales(spec: EnvSpec, play: Play, starts: Observation) -> Iterator[Finding]:
-    if len(starts.view) > 1 and all(_same(view, starts.view[0]) for view in starts.view):
-        yield Finding("starts", "note", f"{len(starts.view)} episodes began with the same views")
-    step, reward = play.bare, play.bare.reward
-    returns = play.reset.stats["return"][step.first]
-    found = f"{reward.min():.3g} to {reward.max():.3g} per step"
-    if len(returns):
-        found += f"; returns of random play {returns.min():.3g} to {returns.max():.3g}"
-    if not reward.any():
-        yield Finding("rewards", "note", "random play never got any", "make sure that there are some")
-    elif len(returns) and np.abs(returns).max() > _LARGE_RETURN:
-        yield Finding("rewards", "note", found, "large returns slow learning: scale them to about 1 to 100")
-    else:
-        yield Finding("rewards", "ok", found)
-    views = np.concatenate([play.before.view, step.observation.view])
-    views = views.reshape(-1, spec.num_agents, spec.view_size)
-    constant = (views == views[:1]).all((0, 1))
-    largest = float(np.abs(views).max())
-    found, fixes = f"{views.min():.3g} to {views.max():.3g}", []
-    if constant.any():
-        found += f"; {int(constant.sum())} of {spec.view_size} features never changed"
-        fixes.append("features that are always the same only cost time: padding?")
-    if largest > _LARGE_VIEW:
-        fixes.append(f"scale what an agent sees to about -1 to 1: {largest:.3g} was seen")
-    bad = constant.mean() > 0.5 or largest > _LARGE_VIEW
-    yield Finding("views", "note" if bad else "ok", found, "; ".join(fixes) if bad else "")
-
-
-def _verdict(check: str, problems: list[str], ok: str, fix: str) -> Finding:
-    if not problems:
-        return Finding(check, "ok", ok)
-    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    return Finding(check, "wrong", "; ".join(problems[:3]) + more, fix)
 
 
 def _action_shape(spec: EnvSpec) -> tuple[int, ...]:
@@ -541,19 +368,6 @@ def _random_on_host(spec: EnvSpec, legal: np.ndarray, random: np.random.Generato
         shape = (len(legal), *_action_shape(spec))
         return random.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
     return np.where(legal, random.random(legal.shape), -1.0).argmax(-1).astype(np.int32)
-
-
-def _is_key(x: tp.Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _same(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees hold the same bits."""
-
-    def raw(x: tp.Any) -> bytes:
-        return np.asarray(jax.random.key_data(x) if _is_key(x) else x).tobytes()
-
-    return all(raw(a) == raw(b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
 def _finite(tree: PyTree) -> bool:
