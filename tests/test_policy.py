@@ -1,9 +1,11 @@
 """A trained team is loaded and acts as it did when it was measured; what is damaged is never loaded."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +96,16 @@ def test_acting_is_what_the_evaluator_does_given_the_same_noise(run):
     team.reset(batch=episodes, seed=7)
     for view, legal, action in seen:
         np.testing.assert_array_equal(team.act(view, legal), action)
+
+
+def test_acting_computes_with_the_precision_of_the_run(run, views):
+    team = sable.load(run.directory)
+    legal = np.ones((3, 2, team.spec.num_actions), bool)
+    given = team.params, team.initial_memory(3), views[0], legal, np.zeros(3, bool)
+    with jax.default_matmul_precision("default"):
+        program = str(jax.make_jaxpr(partial(team.decide, greedy=True))(*given))
+    precisions = re.findall(r"precision=(\S*HIGHEST|\S+)", program)
+    assert precisions and all("HIGHEST" in precision for precision in precisions)
 
 
 def test_sampling_depends_on_the_seed_alone_and_greedy_on_nothing(run, views):

@@ -74,8 +74,7 @@ def stablehlo(policy: Policy, *, greedy: bool) -> bytes:
 
     memory = {name: shape(name, array) for name, array in one.memory.items()}
     given = [shape("", array) for array in (one.views, one.legal, one.first)]
-    with jax.default_matmul_precision(policy.run.precision):
-        exported = export.export(jax.jit(one.function), platforms=PLATFORMS)(memory, *given)
+    exported = export.export(jax.jit(one.function), platforms=PLATFORMS)(memory, *given)
     return bytes(exported.serialize())
 
 
@@ -96,14 +95,13 @@ def onnx(policy: Policy) -> bytes:
     given = [one.views, one.legal, one.first, *one.memory.values()]
     shapes = [jax.ShapeDtypeStruct(("batch", *array.shape[1:]), array.dtype) for array in given]
     try:
-        with jax.default_matmul_precision(policy.run.precision):
-            model = to_onnx(
-                flat,
-                shapes,
-                model_name=policy.run.system,
-                input_names=["views", "legal", "first", *names],
-                output_names=["actions", *(f"{name}_after" for name in names)],
-            )
+        model = to_onnx(
+            flat,
+            shapes,
+            model_name=policy.run.system,
+            input_names=["views", "legal", "first", *names],
+            output_names=["actions", *(f"{name}_after" for name in names)],
+        )
     except NotImplementedError as error:
         why = str(error).splitlines()[0]
         raise SableError(

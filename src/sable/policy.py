@@ -116,12 +116,11 @@ class Policy:
         # Only critics look at the global state, and nobody asks for values here.
         size = self.spec.state_size
         state = jnp.zeros((view.shape[0], size)) if size else ()
-        decision = self.system.exploit(
-            params,
-            Observation(view=view, legal=legal, time=time, state=state),
-            tree.reset(memory.remembered, first),
-            sample_key,
-        )
+        observation = Observation(view=view, legal=legal, time=time, state=state)
+        with jax.default_matmul_precision(self.run.precision):
+            decision = self.system.exploit(
+                params, observation, tree.reset(memory.remembered, first), sample_key
+            )
         return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
 
 
