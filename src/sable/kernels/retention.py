@@ -165,8 +165,7 @@ class _Cut:
         start = width * (len(sources) == 1)
         num_tokens = sources[0].shape[1] // self.num
         fits = self.causal or 32 % self.num_agents == 0
-        large = self.head > 64 or sources[0].dtype == jnp.float32
-        rows = 32 if fits and large else LARGEST_CHUNK
+        rows = 32 if fits and self.head > 64 else LARGEST_CHUNK
         rows = min(rows, max(16, pl.next_power_of_2(num_tokens)))
         return Sizes(
             num_tokens=num_tokens,
