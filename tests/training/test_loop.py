@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,26 @@ def assert_same_runs(a, b, parts):
 def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(whole, parts, tmp_path, monkeypatch, stop_after):
     """Stops inside an interval between two evaluations (1, 3, 7) and right at its end (4)."""
     assert_same_runs(stop_and_resume(parts, tmp_path, monkeypatch, stop_after), whole, parts)
+
+
+def test_a_large_state_is_saved_only_as_often_as_time_allows(whole, parts, tmp_path, monkeypatch):
+    """A run killed long after its last save goes on from there, and ends as if never stopped."""
+    steps, real = [], checkpoint.save
+
+    def save(directory, step, *rest):
+        steps.append(step)
+        if len(steps) == 2:
+            raise RuntimeError("killed")
+        time.sleep(1.0)
+        return real(directory, step, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(loop, "SMALL_STATE", 0)
+        patch.setattr(checkpoint, "save", save)
+        loop.train(*parts, tmp_path, quiet=True)
+    assert steps == [2 + 1, 8 + 4]  # updates and evaluations: after the first evaluation, and at the end
+    assert len(timeless(tmp_path)) == 4 * len(RUN.seeds)
+    assert_same_runs(loop.train(*parts, tmp_path, resume=True, quiet=True), whole, parts)
 
 
 OTHERS = ("mat", "ippo", "mappo", "masac", "qmix")

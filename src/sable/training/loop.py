@@ -43,6 +43,10 @@ UNIT_SECONDS = 2.0
 LONG_SECONDS = 3.0
 """What takes longer begins with all saved: who asks a run to end does not wait long."""
 
+SMALL_STATE, SAVING_SHARE = 2**24, 0.1
+"""Bytes that are saved after every evaluation; of more, the share of a run's time that saving them may
+take."""
+
 
 class Halted(SableError):
     """Something stopped being finite in every seed."""
@@ -69,6 +73,7 @@ class Course:
         self.began, self.interrupted = began - facts["wall_seconds"], interrupted
         self.updates, self.evaluations = facts["updates"], facts["evaluations"]
         self.clock = Clock(training_seconds=facts["training_seconds"])
+        self._saved, self._saving_seconds = time.monotonic(), 0.0
 
     def wall_seconds(self) -> float:
         """Since the run began, its interruptions left out."""
@@ -82,10 +87,20 @@ class Course:
     def save(self, state: State) -> None:
         """A checkpoint of all there is."""
         self.logger.phase("saving")
+        began = time.monotonic()
         now = (self.updates, self.evaluations, self.clock.training_seconds, self.wall_seconds())
         facts = dict[str, tp.Any](zip(FACTS, now, strict=True))
         checkpoint.save(self.directory, self.updates + self.evaluations, state, facts, self.settings)
         self.interrupted.unsaved = False
+        self._saved = time.monotonic()
+        self._saving_seconds = self._saved - began
+
+    def save_in_time(self, state: State) -> None:
+        """Save, unless the state is large and saving it so often would hold the run up: a fast device
+        evaluates every second."""
+        due = time.monotonic() - self._saved >= self._saving_seconds / SAVING_SHARE
+        if processes.highest(int(due or memory.size(state) <= SMALL_STATE)):
+            self.save(state)
 
     def save_before(self, seconds: float, state: State) -> None:
         """Save what is not, if what comes next takes longer than a signal can wait."""
@@ -216,7 +231,10 @@ def train(
             # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
             if watch is not None and watch(course.updates * steps_per_update, metrics[RETURN].tolist()):
                 return Result(directory, {})
-            course.save(state)
+            if boundary == boundaries[-1]:
+                course.save(state)
+            else:
+                course.save_in_time(state)
             if signal := course.stopped_by(state):
                 return Result(directory, {}, signal)
         logger.phase("measuring the best parameters")
