@@ -210,9 +210,10 @@ def test_masks_without_a_legal_action_and_unknown_agents_are_refused(make, facto
 
 
 SCRIPT = """
-import sys, time
+import signal
 import numpy as np
 from sable import envs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests run in the background ignore it
 env = envs.make("pettingzoo:parallel_envs:delayed", workers=2)
 env.reset("one", np.arange(4))
 print(*(worker.process.pid for worker in env._workers), flush=True)
@@ -228,9 +229,12 @@ def test_workers_end_with_the_process_that_started_them(number):
         [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
     ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(alive(pids)) == 2
-        parent.send_signal(number)
-        parent.wait(20)
+        try:
+            assert len(alive(pids)) == 2
+            parent.send_signal(number)
+            parent.wait(20)
+        finally:
+            parent.kill()
     assert soon_gone(pids)
 
 
