@@ -44,7 +44,7 @@ lint: venv
 	$(BIN)/pyright
 
 # Tests mostly wait for XLA, which compiles on little more than one core; a file's tests share what it compiled.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint browser
 	$(PYTEST) -m "not slow" --durations=40

@@ -75,6 +75,14 @@ def triton_modules(monkeypatch):
     return modules
 
 
+LONG = ("test_loop", "test_kills", "test_benchmark", "test_probes", "test_plan", "test_tune")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long come first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Each compiled program maps memory, and a process may hold only so many maps: compiling aborts there."""

@@ -250,6 +250,7 @@ def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated
     assert sorted(state for state, _ in after.values() if state != "FAIL") == ["COMPLETE"] * 4
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_study(studied, worker, tmp_path):
     workers = [worker(tmp_path, pause=0.3, trials=6) for _ in range(2)]
     for process in workers:

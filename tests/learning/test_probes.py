@@ -100,7 +100,7 @@ def test_sable_reaches_the_best_return(probe):
     assert best - SHORTFALL.get(probe, 0.1) < min(reached) <= max(reached) <= best + 1e-6, reached
 
 
-BLIND = {("mat", "masked"), ("ippo", "coordination")}
+BLIND = {("ippo", "coordination")}
 """The cases without memory for `make test`; on a GPU also what Sable then cannot recall."""
 
 
@@ -158,7 +158,7 @@ def told_what_it_did() -> Probe:
 @pytest.mark.parametrize(
     ("probe", "updates"),
     [
-        case("recall", 240, quick=True, gpu=True),
+        case("recall", 240, gpu=True),
         case("masked", 120),
         case("coordination", 240),
         case("bandit", 120),
