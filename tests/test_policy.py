@@ -320,6 +320,7 @@ def assert_parity(run, place, format: str, file: str) -> None:
         np.testing.assert_allclose(found, np.stack(expected), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 def test_stablehlo_runs_with_jax_alone_and_acts_alike(run, tmp_path):
     assert_parity(run.directory, tmp_path, "stablehlo", "sampled.stablehlo")

@@ -18,7 +18,6 @@ SUITES = [
     "smax/3m",
     "mpe/simple_spread_3ag",
 ]
-SUITES += ["mabrax/hopper_3x1"]
 REST = [name for name in PAPER if name not in OURS + SUITES]
 SHORT = [
     "lbf/2s-8x8-2p-2f-coop",

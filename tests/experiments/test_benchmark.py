@@ -177,6 +177,7 @@ def assert_complete(cell: benchmark.Cell) -> None:
     assert cell.finished and found == sorted(set(found)) and len(found) == 2 * cell.run.num_evaluations
 
 
+@pytest.mark.slow
 def test_a_killed_benchmark_goes_on_and_neither_loses_nor_repeats_a_cell(grid):
     first, second = cells_of(grid)
     with start(grid) as process:

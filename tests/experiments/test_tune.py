@@ -227,6 +227,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_trials_of_a_killed_worker_are_gone_on_with_and_none_is_lost_or_repeated(
     studied, worker, tmp_path, monkeypatch
 ):

@@ -132,7 +132,7 @@ def test_a_gru_remembers_what_must_be_recalled(system):
     assert min(reached) > PROBES["recall"].optimal_return - 0.1, reached
 
 
-@pytest.mark.parametrize("system", [case("masac"), case("hasac", quick=True, gpu=True)])
+@pytest.mark.parametrize("system", [case("masac"), case("hasac", gpu=True)])
 def test_soft_actor_critics_solve_by_replay(system):
     config = {"masac": MASACConfig, "hasac": HASACConfig}[system](**SAC)
     reached = learned_return("continuous", system, config, 60)

@@ -41,7 +41,7 @@ MODES = {
 }
 
 
-QUICK = {"sable", "mat", "ippo-continuous-memory-chunks"}
+QUICK = {"sable", "ippo-continuous-memory-chunks"}
 """Modes for `make test`; the others, each of which compiles for some ten seconds, for `make test-all`."""
 
 

@@ -35,6 +35,7 @@ def test_slices_are_equal_and_as_few_as_may_be():
     assert ppo.num_slices(4, 10 * ppo.SLICE) == 4  # a column is never cut
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("sable")
 def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     played = play("sable")

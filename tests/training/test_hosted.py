@@ -87,6 +87,7 @@ def run_of(here, task, system, name="mine"):
     return here / "runs" / "pettingzoo" / task / system / name
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
     """With agents that leave, masks, two seeds, and more episodes than are played side by side."""
     argv = f"train pettingzoo:parallel_envs:leaving --options time_limit=9 --system ippo {SMALL} --name mine"

@@ -46,7 +46,7 @@ def assert_same_end(a: Path, b: Path) -> None:
 @pytest.mark.parametrize(
     ("system", "evaluations", "kills"),
     [
-        ("ippo", 4, 2),
+        pytest.param("ippo", 6, 3, marks=pytest.mark.slow),
         pytest.param("sable", 24, 36, marks=pytest.mark.slow),
         pytest.param("hasac", 16, 14, marks=pytest.mark.slow),
     ],

@@ -128,15 +128,15 @@ def test_a_large_state_is_saved_only_as_often_as_time_allows(whole, parts, tmp_p
     assert_same_runs(loop.train(*parts, tmp_path, resume=True, quiet=True), whole, parts)
 
 
-OTHERS = ("mat", "mappo", "masac", "hasac", "qmix")
 TINY = {"num_envs": 4, "rollout_length": 4, "num_epochs": 1, "num_updates_per_rollout": 2, "batch_size": 8}
 TINY |= {"embed_dim": 8, "replay_size": 64, "sequence_length": 4, "warmup_sequences": 4, "warmup_steps": 16}
 TINY |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "system",
-    ["ippo", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+    ["mat", "ippo", "mappo", "masac", "hasac", "qmix"],
 )
 def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeypatch):
     task = "probe/continuous" if "sac" in system else "probe/recall"
@@ -322,6 +322,7 @@ FIELDS = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__} |
 }
 
 
+@pytest.mark.slow
 def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     result = sable.train("probe/recall", out=tmp_path, name="r", quiet=True, **FIELDS)
     assert result.directory == tmp_path / "probe" / "recall" / "sable" / "r"
@@ -375,6 +376,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_e
     assert now == lost
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_trains(tmp_path):
     result = sable.train(ENV, out=tmp_path, quiet=True, **FIELDS)
     assert result.directory.parts[-4:-2] == ("custom", "Probe")
