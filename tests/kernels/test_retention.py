@@ -100,19 +100,29 @@ def test_memories_threaded_at_once_are_those_threaded_in_turn():
         np.testing.assert_allclose(last, memories[-1], atol=1e-5)
 
 
+FORMS = {
+    "sequences": ("sequence", True, True),
+    "sequences without memory": ("sequence", True, True),
+    "a team": ("team", True, False),
+    "a team that asks": ("team", True, True),
+    "a timestep": ("timestep", False, False),
+}
+"""By what a layer is called, whether it is causal and whether it is asked by another stream."""
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("memory", "team"), [(True, False), pytest.param(False, False, marks=slow), (True, True)]
-)
-def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, memory, team):
-    """As `sequence`, and as `team`; with a memory and without."""
-    layer = MultiScaleRetention(32, 2, 0.8, causal=True, cross=True)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=slow if "without" in n else ()) for n in FORMS])
+def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name):
+    form, causal, cross = FORMS[name]
+    layer = MultiScaleRetention(32, 2, 0.8, causal=causal, cross=cross)
     keys = jax.random.split(jax.random.key(1), 5)
-    shape = (2, 5, 32) if team else (2, 4, 5, 32)
+    shape = {"sequence": (2, 4, 5, 32), "team": (2, 70, 32), "timestep": (2, 5, 32)}[form]
     query, key = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
-    past = jax.random.normal(keys[2], (2, 2, 16, 16)) if memory else ()
-    given = (query, key, past) if team else (query, key, past, jax.random.bernoulli(keys[3], 0.3, (4, 2)))
-    method = layer.team if team else layer.sequence
+    past = () if "without" in name else jax.random.normal(keys[2], (2, 2, 16, 16))
+    given = key, (query, jax.random.normal(keys[2], shape)) if cross else past
+    if form == "sequence":
+        given = query, key, past, jax.random.bernoulli(keys[3], 0.3, (4, 2))
+    method = getattr(layer, form)
     params = layer.init(keys[4], *given, method=method)
     apply = jax.jit(lambda: layer.apply(params, *given, method=method))
     answers = []
@@ -140,7 +150,10 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, dtype):
 
         both = jax.tree.map(lambda x: jnp.stack([x, x]), (sources, scale))
         jax.jit(jax.vmap(jax.grad(total))).trace(*both).lower(lowering_platforms=("cuda",))
-        if causal:
-            team = jax.vmap(lambda sources, rest=(memory, scale, bias, kappa): kernel.team(sources, *rest))
-            jax.jit(team).trace(both[0]).lower(lowering_platforms=("cuda",))
+        if kernel.team_chosen(32, num_agents, causal):
+            teams = tuple(x[:, :, :num_agents] for x in both[0])
+            for past in (memory, jnp.ones((*teams[0].shape[1:3], scale.shape[0]))):
+                rest = past, scale, bias, kappa
+                team = jax.vmap(lambda sources, causal=causal, rest=rest: kernel.team(causal, sources, *rest))
+                jax.jit(team).trace(teams).lower(lowering_platforms=("cuda",))
     assert len(triton_modules) >= 10

@@ -36,8 +36,9 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
 
 FORWARDS = {"retention", "mend", "finish"}
 BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back"}
-KERNELS = {"sable": ({"finish", "sable_decode"}, FORWARDS | BACKWARDS)}
-KERNELS["sable-continuous"] = {"retention_team", "mend", "finish"}, FORWARDS | BACKWARDS  # decide at once
+LEARNING = FORWARDS | BACKWARDS | {"retention_team"}  # with the value of what comes after a rollout
+KERNELS = {"sable": ({"retention_team", "finish", "sable_decode"}, LEARNING)}
+KERNELS["sable-continuous"] = {"retention_team", "mend", "finish"}, LEARNING  # decide at once
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
 """The kernels that a mode acts by, and learns by, on a GPU."""
 

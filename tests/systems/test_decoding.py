@@ -111,7 +111,8 @@ def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
 
     @jax.jit
     def decode(tokens):
-        return net.apply(params, encoded, legal, clock, tokens, past, method=net.decode_all)
+        asked = net.apply(params, encoded, clock, past, method=net.ask)
+        return net.apply(params, encoded, legal, clock, tokens, past, asked, method=net.decode_all)
 
     def parameters(action):
         distribution, _ = decode(previous_tokens(net.spec, action[None])[0])

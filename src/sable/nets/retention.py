@@ -54,7 +54,7 @@ class MultiScaleRetention(nn.Module):
         """What is recalled for every token, and the memory after the last timestep."""
         if self.chunk is None and kernel.chosen(self.width // self.num_heads):
             return self._by_kernel(query, key, memory, first)
-        q, k, v, gate = self._project(query, key)
+        q, k, v, gate = self._split(self._sources(query, key))
         if isinstance(memory, tuple):
             return self._gated(retention.within(q, k, v, causal=self.causal), gate), ()
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
@@ -68,40 +68,58 @@ class MultiScaleRetention(nn.Module):
         self, x: Float[Array, "B N E"], memory: Float[Array, "B H d d"] | tuple[()]
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B H d d"] | tuple[()]]:
         """All agents of one timestep, its opening reset already done."""
-        q, k, v, gate = self._project(x, x)
+        sources = self._sources(x, x)
+        q, k, v, gate = self._split(sources)
         if isinstance(memory, tuple):
             return self._gated(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
+        if self._team_by_kernel(x.shape[1]):
+            return self._team(sources, memory), retention.told(self.open(memory), k, v)
         opened = jnp.zeros(x.shape[:1], bool)
         out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
         return self._gated(out, gate), memory
 
+    def ask(
+        self, query: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B N E"]]:
+        """With `cross`: (a timestep's queries, what the memory that the last timestep left says to them), the
+        same however often a team decides anew."""
+        query = self.query(query)
+        found = jnp.einsum("bnhi,bhij->bnhj", self._heads(query), self.open(memory))
+        return query, found.reshape(query.shape)
+
     def team(
-        self, query: Float[Array, "B N E"], key: Float[Array, "B N E"], memory: Float[Array, "B H d d"]
-    ) -> tuple[Float[Array, "B N E"], tuple[Float[Array, "B N H d"], Float[Array, "B N H d"]]]:
-        """All agents of a timestep, each seeing those before it and the memory the last timestep left: (what
-        is recalled, the keys and values to `remember`)."""
-        if kernel.chosen(self.width // self.num_heads):
-            sources = self._sources(query, key)
-            out = kernel.team(sources, memory, self.scale, self.bias, self._kappa())
-            *_, k, v, _ = jnp.split(sources[-1], sources[-1].shape[-1] // self.width, axis=-1)
-            return out, (self._heads(k), self._heads(v))
-        q, k, v, gate = self._project(query, key)
+        self,
+        key: Float[Array, "B N E"],
+        past: Float[Array, "B H d d"] | tuple[Float[Array, "B N E"], Float[Array, "B N E"]],
+    ) -> tuple[Float[Array, "B N E"], Float[Array, "B N _"]]:
+        """All agents of a timestep, each seeing those before it and the memory the last timestep left, or
+        with `cross` what was found by asking it: (what is recalled, the projections to `remember`)."""
+        query, past = past if isinstance(past, tuple) else (None, past)
+        told = self.projections(key)
+        sources = (told,) if query is None else (query, told)
+        if self._team_by_kernel(key.shape[1]):
+            return self._team(sources, past), told
+        q, k, v, gate = self._split(sources)
         # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
         out = retention.within(q[None], k[None], v[None], causal=True)[0]
-        out = out + jnp.einsum("bnhi,bhij->bnhj", q, self.open(memory))
-        return self._gated(out, gate), (k, v)
+        if query is None:
+            out = out + jnp.einsum("bnhi,bhij->bnhj", q, self.open(past))
+        else:
+            out = out + self._heads(past)
+        return self._gated(out, gate), told
 
     def remember(
-        self, memory: Float[Array, "B H d d"], keys: Float[Array, "B N H d"], values: Float[Array, "B N H d"]
+        self, memory: Float[Array, "B H d d"], projections: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
         """The memory that a timestep leaves, from that of the timestep before and what its agents said."""
-        return retention.told(self.open(memory), keys, values)
+        *_, k, v, _ = jnp.split(projections, projections.shape[-1] // self.width, axis=-1)
+        return retention.told(self.open(memory), self._heads(k), self._heads(v))
 
     def token(
         self, query: Float[Array, "B E"], key: Float[Array, "B E"], memory: Float[Array, "B H d d"]
     ) -> tuple[Float[Array, "B E"], Float[Array, "B H d d"]]:
         """The next agent of a timestep whose decay (`open`) is already done."""
-        q, k, v, gate = self._project(query, key)
+        q, k, v, gate = self._split(self._sources(query, key))
         out, memory = retention.attend(q, k, v, memory)
         return self._gated(out, gate), memory
 
@@ -132,13 +150,24 @@ class MultiScaleRetention(nn.Module):
         """Queries, keys, values and gates side by side; of two streams, queries, and all else."""
         return (self.query(query), self.projections(key)) if self.cross else (self.projections(key),)
 
-    def _project(self, query, key):
-        parts = (jnp.split(x, x.shape[-1] // self.width, axis=-1) for x in self._sources(query, key))
+    def _split(self, sources):
+        """Queries, keys and values by head, and gates."""
+        parts = (jnp.split(x, x.shape[-1] // self.width, axis=-1) for x in sources)
         q, k, v, gate = itertools.chain.from_iterable(parts)
         return *map(self._heads, (q, k, v)), gate
 
     def _heads(self, x):
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
+
+    def _team_by_kernel(self, num_agents):
+        return kernel.team_chosen(self.width // self.num_heads, num_agents, self.causal)
+
+    def _team(self, sources, past):
+        def recall(norm, sources, past):
+            scale, bias = norm
+            return kernel.team(self.causal, sources, past, scale, bias, self._kappa())
+
+        return sharding.apart(recall, (self.scale, self.bias), sources, past)
 
     def _gated(self, out, gate):
         """swish(gate) * norm(out), one normalisation group per head."""

@@ -29,11 +29,14 @@ class BlockMemory:
 
 
 class Told(tp.NamedTuple):
-    """What the agents of a timestep tell one decoder block's memories: keys and values [B, N, H, d]."""
+    """What the agents of a timestep tell one decoder block's memories: projections [B, N, _]."""
 
-    own: tuple[Array, Array]
-    cross: tuple[Array, Array]
+    own: Array
+    cross: Array
 
+
+Asked = tuple[Array, Array]
+"""A decoder block's queries of a timestep, and what its memory says to them; [B, N, E] each."""
 
 Memory = tuple[BlockMemory, ...]
 """One per block; () where nothing is to be remembered."""
@@ -96,19 +99,21 @@ class DecoderBlock(nn.Module):
         out, _ = self.cross_retention.sequence(encoded + time, r + time, cross_memory, first)
         return self._finish(encoded, out)
 
-    def timestep(self, x, encoded, time, memory):
+    def ask(self, encoded, time, memory):
+        return self.cross_retention.ask(encoded + time, memory.decoder_cross)
+
+    def timestep(self, x, encoded, time, memory, asked):
         """All agents of a timestep, and what they tell; to the last bit, no agent sees a later one."""
-        here = x + time
-        out, own = self.self_retention.team(here, here, memory.decoder_self)
+        out, own = self.self_retention.team(x + time, memory.decoder_self)
         r = self._mend(x, out)
-        out, cross = self.cross_retention.team(encoded + time, r + time, memory.decoder_cross)
+        out, cross = self.cross_retention.team(r + time, asked)
         return self._finish(encoded, out), Told(own, cross)
 
     def remember(self, memory, told):
         return replace(
             memory,
-            decoder_self=self.self_retention.remember(memory.decoder_self, *told.own),
-            decoder_cross=self.cross_retention.remember(memory.decoder_cross, *told.cross),
+            decoder_self=self.self_retention.remember(memory.decoder_self, told.own),
+            decoder_cross=self.cross_retention.remember(memory.decoder_cross, told.cross),
         )
 
     def token(self, x, encoded, time, memory):
@@ -218,6 +223,15 @@ class Sable(nn.Module):
             new.append(past)
         return self.policy_head(x, legal), tuple(new)
 
+    def ask(
+        self, encoded: Float[Array, "B N E"], clock: Float[Array, "B _"], memory: Memory
+    ) -> tuple[Asked, ...]:
+        """What `decode_all` finds in the memory, whatever its tokens."""
+        pasts = memory or _zeros(self.config, encoded.shape[0])
+        return tuple(
+            block.ask(encoded, clock[:, None], past) for block, past in zip(self.decoder, pasts, strict=True)
+        )
+
     def decode_all(
         self,
         encoded: Float[Array, "B N E"],
@@ -225,12 +239,14 @@ class Sable(nn.Module):
         clock: Float[Array, "B _"],
         tokens: Array,  # what each agent is told of the one before
         memory: Memory,  # not opened
+        asked: tuple[Asked, ...],
     ) -> tuple[Distribution, tuple[Told, ...]]:
         """`decode` for all agents of a timestep at once, were these their tokens; what they tell is not
         remembered yet."""
         x, told = self.embed_action(tokens), []
-        for block, past in zip(self.decoder, memory or _zeros(self.config, x.shape[0]), strict=True):
-            x, by_block = block.timestep(x, encoded, clock[:, None], past)
+        pasts = memory or _zeros(self.config, x.shape[0])
+        for block, past, found in zip(self.decoder, pasts, asked, strict=True):
+            x, by_block = block.timestep(x, encoded, clock[:, None], past, found)
             told.append(by_block)
         return self.policy_head(x, legal), tuple(told)
 

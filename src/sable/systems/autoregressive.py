@@ -123,10 +123,13 @@ def decode_at_once(
     round settles one agent more at least.
     """
 
+    asked = _apply(net, params, net.ask, encoded, clock, memory)
+
     def decide(raw):
         squashed = raw if net.spec.discrete else jnp.tanh(raw)
         tokens = previous_tokens(net.spec, squashed[None])[0]
-        distribution, told = _apply(net, params, net.decode_all, encoded, legal, clock, tokens, memory)
+        given = encoded, legal, clock, tokens, memory, asked
+        distribution, told = _apply(net, params, net.decode_all, *given)
         raw = distribution.sample_with(noise)
         return told, (raw, distribution.scale(raw), distribution.log_prob(raw))
 
@@ -139,7 +142,7 @@ def decode_at_once(
         return raw, decide(raw), rounds + 1
 
     guess = jnp.zeros(noise.shape[:2], jnp.int32) if net.spec.discrete else jnp.zeros_like(noise)
-    # Carried round are a timestep's few keys and values, not the memories they go into.
+    # Carried round are a timestep's few projections, not the memories they go into.
     _, (told, acted), _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
     return _apply(net, params, net.remember, memory, told), acted
 
