@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from sable.kernels.retention import dot
+from sable.ops import sharding
 
 EPSILON = 1e-6
 
@@ -33,6 +34,8 @@ class Launch(tp.NamedTuple):
 FORWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(64, 4)}
 BACKWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(32, 4)}
 """By width."""
+FEW, FOR_FEW = 16_384, Launch(16, 4)
+"""For fewer tokens, all learners' together, as while acting: more, smaller programs fill the GPU better."""
 
 
 def supported(width: int) -> bool:
@@ -135,7 +138,8 @@ def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
     """A program for every few tokens. Last in what comes out are `num_scales` arrays with a row for each
     program: its part of a scale's gradient."""
     num_tokens, width = tokens[0].shape
-    launch, interpret = launches[width], jax.default_backend() != "gpu"
+    few = num_tokens * sharding.num_learners() < FEW
+    launch, interpret = FOR_FEW if few else launches[width], jax.default_backend() != "gpu"
     programs = pl.cdiv(num_tokens, launch.rows)
     given = (*tokens, *weights)
     part = jax.ShapeDtypeStruct((programs, width), jnp.float32)

@@ -233,7 +233,9 @@ class _Cut:
 
 
 def _warps(sizes: Sizes) -> int:
-    return 4 if sizes.head <= 64 else 8
+    if sizes.head > 64:
+        return 8
+    return 2 if sizes.num_tokens <= 16 else 4
 
 
 def _spec(x) -> pl.BlockSpec:

@@ -84,8 +84,8 @@ class MultiScaleRetention(nn.Module):
         """With `cross`: (a timestep's queries, what the memory that the last timestep left says to them), the
         same however often a team decides anew."""
         query = self.query(query)
-        found = jnp.einsum("bnhi,bhij->bnhj", self._heads(query), self.open(memory))
-        return query, found.reshape(query.shape)
+        found = jnp.einsum("bnhi,bhij->bnhj", self._heads(query), memory)
+        return query, (found * self._kappa().reshape(1, 1, -1, 1)).reshape(query.shape)
 
     def team(
         self,

@@ -26,6 +26,12 @@ def num_learners() -> int:
         return 1
 
 
+def by_any(answer: jax.Array) -> jax.Array:
+    """Whether `answer` is true of any learner: the same for all, so that a loop over it goes on for all and
+    need not keep apart what those have that are done."""
+    return jax.lax.pmax(answer.astype(int), LEARNERS) > 0 if num_learners() > 1 else answer
+
+
 def shared(tree: PyTree, axis: int = 0) -> PyTree:
     """The same, with `axis` of every leaf divided among the devices that share a seed's environments."""
     size = _sharers()

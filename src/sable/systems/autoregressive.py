@@ -135,7 +135,7 @@ def decode_at_once(
 
     def unsettled(state):
         guess, (_, (raw, _, _)), rounds = state
-        return (guess != raw).any() & (rounds <= net.spec.num_agents)
+        return sharding.by_any((guess != raw).any()) & (rounds <= net.spec.num_agents)
 
     def again(state):
         _, (_, (raw, _, _)), rounds = state
