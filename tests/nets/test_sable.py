@@ -3,13 +3,14 @@
 from dataclasses import replace
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sable.config import SableConfig
-from sable.nets.layers import RMSNorm
+from sable.nets.layers import LayerNorm, RMSNorm
 from sable.nets.sable import Sable, initial_memory
 from sable.nets.tokens import ViewEmbedding
 from sable.systems import autoregressive
@@ -46,6 +47,21 @@ def test_the_network_has_as_many_parameters_as_its_layers_say(num_blocks):
     params = jax.eval_shape(partial(autoregressive.init, net), KEY)
     expected = embedding + num_blocks * (encoder + decoder) + actions + heads
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()], ids=["rms", "layer"])
+def test_views_are_normed_and_then_projected(view, norm):
+    """Though the norm's scale and bias are put into the weights."""
+    embedding, ids = ViewEmbedding(16, norm, 0, bias=True), jnp.arange(SPEC.num_agents)
+    params = embedding.init(KEY, view, ids)
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(KEY, x.shape), params)
+    own = params["params"]
+    whole = jnp.concatenate(
+        [view, jnp.ones((*view.shape[:-1], 1)), -jnp.ones((*view.shape[:-1], 1))], axis=-1
+    )
+    x = norm.apply({"params": own["norm"]}, whole) @ own["projection"]["kernel"]
+    expected = nn.gelu(x + jnp.broadcast_to(own["projection"]["bias"], x.shape))
+    np.testing.assert_allclose(embedding.apply(params, view, ids), expected, atol=1e-5)
 
 
 def test_the_scale_of_a_view_survives_its_norm(view):

@@ -34,11 +34,34 @@ spread.defvjp(lambda x, shape: (_broadcast(x, shape), None), _spread_backward)
 class RMSNorm(nn.Module):
     """scale * x / sqrt(mean(x^2) + 1e-6), one learned scale per channel."""
 
-    @nn.compact
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        normal, scale, _ = self.parts(x)
+        return normal * spread(scale, x.shape)
+
+    @nn.compact
+    def parts(self, x: Float[Array, "*b E"]) -> tuple[Float[Array, "*b E"], Float[Array, " E"], None]:
+        """(x normalised, the scale, no bias)."""
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         mean = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
-        return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype) * spread(scale, x.shape)
+        return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype), scale, None
+
+
+class LayerNorm(nn.Module):
+    """scale * (x - mean) / sqrt(variance + 1e-6) + bias, one learned scale and bias per channel."""
+
+    def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        normal, scale, bias = self.parts(x)
+        return normal * spread(scale, x.shape) + spread(bias, x.shape)
+
+    @nn.compact
+    def parts(
+        self, x: Float[Array, "*b E"]
+    ) -> tuple[Float[Array, "*b E"], Float[Array, " E"], Float[Array, " E"]]:
+        """(x normalised, the scale, the bias)."""
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        x = x - x.mean(axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6), scale, bias
 
 
 def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str | None = None) -> nn.Dense:

@@ -7,7 +7,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import MATConfig
-from sable.nets.layers import Head, RMSNorm, SwiGLU, dense, num_identities, orthogonal_parts, spread
+from sable.nets.layers import (
+    Head,
+    LayerNorm,
+    RMSNorm,
+    SwiGLU,
+    dense,
+    num_identities,
+    orthogonal_parts,
+    spread,
+)
 from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
@@ -21,18 +30,6 @@ class Cache:
     own: tuple[Array, ...]  # one per block
     cross: tuple[Array, ...]  # one per block
     index: Array  # how many agents have acted
-
-
-class LayerNorm(nn.Module):
-    """scale * (x - mean) / sqrt(variance + 1e-6) + bias, one learned scale and bias per channel."""
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        x = x - x.mean(axis=-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
-        return x * spread(scale, x.shape) + spread(bias, x.shape)
 
 
 class MLP(nn.Module):

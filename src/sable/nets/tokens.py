@@ -4,11 +4,30 @@ import typing as tp
 
 import flax.linen as nn
 import jax.numpy as jnp
+from flax.linen.initializers import orthogonal, zeros
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.nets.layers import ActionDistribution, AgentEmbedding, Head, RMSNorm, dense
+from sable.nets.layers import ActionDistribution, AgentEmbedding, Head, LayerNorm, RMSNorm, dense, spread
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec
+
+
+class Projection(nn.Module):
+    """A dense layer after a norm, which comes in parts: its scale and bias go into the weights. Their
+    gradients come from the weights', and none is computed of every input, as a norm by itself would need."""
+
+    width: int
+    bias: bool
+
+    @nn.compact
+    def __call__(
+        self, normal: Float[Array, "*b F"], scale: Float[Array, " F"], shift: Float[Array, " F"] | None
+    ) -> Float[Array, "*b E"]:
+        kernel = self.param("kernel", orthogonal(2**0.5), (normal.shape[-1], self.width))
+        x = normal @ (kernel * scale[:, None])
+        if shift is not None:
+            x = x + spread(shift @ kernel, x.shape)
+        return x + spread(self.param("bias", zeros, (self.width,)), x.shape) if self.bias else x
 
 
 class ViewEmbedding(nn.Module):
@@ -19,13 +38,13 @@ class ViewEmbedding(nn.Module):
     """
 
     width: int
-    norm: nn.Module
+    norm: RMSNorm | LayerNorm
     num_agents: int
     """Agents to tell apart, 0 to tell none apart."""
     bias: bool = False
 
     def setup(self):
-        self.projection = dense(self.width, bias=self.bias)
+        self.projection = Projection(self.width, self.bias)
         if self.num_agents:
             self.agent = AgentEmbedding(self.num_agents)
 
@@ -34,8 +53,8 @@ class ViewEmbedding(nn.Module):
     ) -> Float[Array, "*b N E"]:
         """The views' embeddings, agents in the order of `ids`; past the norm computed with `dtype`."""
         constants = jnp.broadcast_to(jnp.array([1.0, -1.0]), (*view.shape[:-1], 2))
-        x = self.norm(jnp.concatenate([view, constants], axis=-1))
-        x = self.projection(x.astype(dtype))
+        normal, scale, shift = self.norm.parts(jnp.concatenate([view, constants], axis=-1))
+        x = self.projection(normal.astype(dtype), scale, shift)
         return nn.gelu(self.agent(x, ids) if self.num_agents else x)
 
 
