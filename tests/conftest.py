@@ -33,7 +33,7 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-import sable  # noqa: E402
+from sable import running  # noqa: E402
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -54,7 +54,7 @@ def no_films(request):
     """Training ends with a film, which takes seconds to compile: only the tests about it wait for one."""
     with pytest.MonkeyPatch.context() as patch:
         if "watching" not in request.path.parts:
-            patch.setattr(sable, "_leave_video", lambda *args, **fields: None)
+            patch.setattr(running, "leave_film", lambda *args, **fields: None)
         yield
 
 

@@ -8,17 +8,17 @@ Importing this package imports no jax, and neither does a call that only finds a
 """
 
 import typing as tp
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+
+from sable import running
 
 if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs import Task
     from sable.envs.base import Env
     from sable.envs.findings import Finding
-    from sable.errors import SableError
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan
     from sable.experiments.report import Report
@@ -26,7 +26,6 @@ if tp.TYPE_CHECKING:
     from sable.experiments.tune import Outcome as Tuned
     from sable.policy import Policy
     from sable.training.loop import Result
-    from sable.training.memory import DoesNotFit
 
 __all__ = [
     "benchmark",
@@ -83,12 +82,12 @@ def train(
         run, config = runs.read_config(directory)
         runs.refuse_batch(directory)
         run = _on_devices(run, config, fields["devices"]) if fields else run
-        return _train(run, config, env, lambda: directory, resume=True, quiet=quiet)
+        return running.train(run, config, env, lambda: directory, resume=True, quiet=quiet)
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     make_directory = partial(runs.plan, Path(out), run, config, name)
-    return _train(run, config, env, make_directory, resume=False, quiet=quiet)
+    return running.train(run, config, env, make_directory, resume=False, quiet=quiet)
 
 
 def configure(
@@ -121,7 +120,7 @@ def configure(
         known = tasks.parse(name) if task is None or isinstance(task, str) else None
     run, config = settings.resolve(run_fields, system_fields)
     if known is not None:
-        tasks.with_options(known, _options(run))
+        tasks.with_options(known, running.options(run))
         check_actions(system, discrete=known.num_actions > 0, task=known.id)
     return run, config
 
@@ -149,7 +148,7 @@ def plan(
             f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
             "tells its pace, and sable train, before it starts, its memory"
         )
-    env = _env_of(run) if task is None or isinstance(task, str) else task
+    env = running.env_of(run) if task is None or isinstance(task, str) else task
     from sable.experiments.plan import plan
 
     return plan(env, run, config)
@@ -170,7 +169,7 @@ def evaluate(
             raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
     directory = runs.find(run)
     run_config, config = runs.read_config(directory)
-    with _env_for(run_config, env) as env:
+    with running.env_for(run_config, env) as env:
         from sable import systems
         from sable.training import loop
 
@@ -248,7 +247,7 @@ def tune(
     run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
     _, given = settings.split(fields, system)
     study = {"trials": trials, "points": points, "out": Path(out), "storage": storage, "quiet": quiet}
-    return tune.tune(run, config, partial(_env_of, run), given=given, **study)
+    return tune.tune(run, config, partial(running.env_of, run), given=given, **study)
 
 
 def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -> "Report":
@@ -379,7 +378,7 @@ def watch(
         )
     return show.watch(
         policy,
-        _env_of(policy.run) if env is None else env,
+        running.env_of(policy.run) if env is None else env,
         directory / "watch" if out is None else Path(out).expanduser(),
         episodes=episodes,
         seed=seed,
@@ -425,115 +424,12 @@ def list_systems() -> list[str]:
     return list(SYSTEM_CONFIGS)
 
 
-def _train(
-    run: "RunConfig",
-    config: "SystemConfig",
-    env: "Env | None",
-    make_directory: Callable[[], Path],
-    *,
-    resume: bool,
-    quiet: bool,
-) -> "Result":
-    """What training leaves; its directory is made only once environment, system and devices are there."""
-    from sable.experiments import results, runs
-    from sable.training import processes
-
-    processes.join(run)  # before anything touches a device
-    with ExitStack() as held:
-        env = held.enter_context(_env_for(run, env))
-        from sable import systems
-        from sable.envs.hosted import HostedEnv
-        from sable.training import devices, hosted, loop, memory
-        from sable.training.curve import draw_curve
-
-        system = systems.make(run.system, env.spec, config)
-        hosted.refuse_sharing(env, devices.make_mesh(run, config))
-        resumed = None
-
-        def hold() -> str:
-            nonlocal resumed
-            directory = make_directory()
-            resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
-            held.enter_context(runs.claim(directory))
-            runs.begin(directory, env.spec)
-            return str(directory)
-
-        directory = Path(processes.from_first(hold))
-        try:
-            result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
-        except memory.DoesNotFit as error:
-            raise _refusal(error, env, run, config, None if resume else directory) from None
-        if not processes.leads():
-            return result
-        with runs.writing(directory):
-            if resumed:  # noted only now: a run of which no checkpoint is whole is left untouched
-                runs.note_resumption(directory, resumed)
-            draw_curve(directory, result.summary.get("absolute_return"))
-            if result.interrupted is None:
-                results.export(directory, result.summary)
-                if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
-                    _leave_video(directory, env, run, quiet=quiet)
-                runs.finish(directory, result.summary)
-    return result
-
-
-def _leave_video(directory: Path, env: "Env", run: "RunConfig", *, quiet: bool) -> None:
-    """Leave a short film in a run's folder, or say in one line why there is none."""
-    import sys
-
-    from sable.watching.show import leave_video
-
-    problem = leave_video(directory, env, run.seeds[0])
-    if problem and not quiet:
-        print(f"sable: {problem}", file=sys.stderr)
-
-
-def _refusal(
-    error: "DoesNotFit", env: "Env", run: "RunConfig", config: "SystemConfig", directory: Path | None
-) -> "SableError":
-    """The refusal of a run that does not fit, with what would; its folder, if it was made for it, is gone."""
-    from sable.experiments import runs, sizes
-    from sable.training import processes
-
-    if directory is not None and processes.leads():
-        runs.discard(directory)
-    return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
-
-
 def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "RunConfig":
     """The run, on that many devices."""
     from sable import settings
 
     data = settings.to_dict(run, config)
     return settings.resolve(data["run"] | {"devices": devices}, data["config"])[0]
-
-
-def _env_of(run: "RunConfig") -> "Env":
-    """The environment that a run's configuration names."""
-    from sable import envs
-    from sable.errors import SableError
-
-    if run.task.startswith("custom/"):
-        raise SableError(
-            f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
-        )
-    return envs.make(run.task, **_options(run))
-
-
-@contextmanager
-def _env_for(run: "RunConfig", env: "Env | None") -> tp.Iterator["Env"]:
-    """The environment as given, or the one that the configuration names, which is closed behind us if it runs
-    in processes of its own."""
-    made = _env_of(run) if env is None else env
-    try:
-        yield made
-    finally:
-        if env is None and hasattr(made, "close"):
-            made.close()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _options(run: "RunConfig") -> dict[str, str]:
-    return dict(option.split("=", 1) for option in run.options)
 
 
 def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:

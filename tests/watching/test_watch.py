@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import sable
+from sable import running
 from sable.cli import main
 from sable.errors import SableError
 from sable.nets.sable import Sable, initial_memory
@@ -61,7 +62,7 @@ def test_a_film_that_cannot_be_drawn_is_one_line_and_no_failure(run, env, tmp_pa
     (directory / "video.gif").unlink()
     shutil.rmtree(directory / "checkpoints")
     config = sable.load(run.directory).run
-    sable._leave_video(directory, env, config, quiet=False)
+    running.leave_film(directory, env, config, quiet=False)
     said = capsys.readouterr().err
     assert said.startswith("sable: no video.gif: ") and said.count("\n") == 1
     assert not (directory / "video.gif").exists()

@@ -61,7 +61,7 @@ class Capture:
         module = context.module
         if isinstance(module, MultiScaleRetention):
             path = "/".join(module.path)
-            if context.method_name == "_project":
+            if context.method_name == "_split":
                 self.found[path] = (module.causal, module._kappa(), *result[:3])
             elif context.method_name == "_gated":
                 self.found[path] += (args[0],)

@@ -1,0 +1,115 @@
+"""A run from its configuration to what it leaves: environment, system, devices and folder together."""
+
+import sys
+import typing as tp
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+if tp.TYPE_CHECKING:
+    from sable.config import RunConfig, SystemConfig
+    from sable.envs.base import Env
+    from sable.errors import SableError
+    from sable.training.loop import Result
+    from sable.training.memory import DoesNotFit
+
+
+def train(
+    run: "RunConfig",
+    config: "SystemConfig",
+    env: "Env | None",
+    make_directory: Callable[[], Path],
+    *,
+    resume: bool,
+    quiet: bool,
+) -> "Result":
+    """What training leaves; its directory is made only once environment, system and devices are there."""
+    from sable.experiments import results, runs
+    from sable.training import processes
+
+    processes.join(run)  # before anything touches a device
+    with ExitStack() as held:
+        env = held.enter_context(env_for(run, env))
+        from sable import systems
+        from sable.envs.hosted import HostedEnv
+        from sable.training import devices, hosted, loop, memory
+        from sable.training.curve import draw_curve
+
+        system = systems.make(run.system, env.spec, config)
+        hosted.refuse_sharing(env, devices.make_mesh(run, config))
+        resumed = None
+
+        def hold() -> str:
+            nonlocal resumed
+            directory = make_directory()
+            resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
+            held.enter_context(runs.claim(directory))
+            runs.begin(directory, env.spec)
+            return str(directory)
+
+        directory = Path(processes.from_first(hold))
+        try:
+            result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+        except memory.DoesNotFit as error:
+            raise _refusal(error, env, run, config, None if resume else directory) from None
+        if not processes.leads():
+            return result
+        with runs.writing(directory):
+            if resumed:  # noted only now: a run of which no checkpoint is whole is left untouched
+                runs.note_resumption(directory, resumed)
+            draw_curve(directory, result.summary.get("absolute_return"))
+            if result.interrupted is None:
+                results.export(directory, result.summary)
+                if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
+                    leave_film(directory, env, run, quiet=quiet)
+                runs.finish(directory, result.summary)
+    return result
+
+
+def leave_film(directory: Path, env: "Env", run: "RunConfig", *, quiet: bool) -> None:
+    """Leave a short film in a run's folder, or say in one line why there is none."""
+    from sable.watching.show import leave_video
+
+    problem = leave_video(directory, env, run.seeds[0])
+    if problem and not quiet:
+        print(f"sable: {problem}", file=sys.stderr)
+
+
+def _refusal(
+    error: "DoesNotFit", env: "Env", run: "RunConfig", config: "SystemConfig", directory: Path | None
+) -> "SableError":
+    """The refusal of a run that does not fit, with what would; its folder, if it was made for it, is gone."""
+    from sable.experiments import runs, sizes
+    from sable.training import processes
+
+    if directory is not None and processes.leads():
+        runs.discard(directory)
+    return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
+
+
+def env_of(run: "RunConfig") -> "Env":
+    """The environment that a run's configuration names."""
+    from sable import envs
+    from sable.errors import SableError
+
+    if run.task.startswith("custom/"):
+        raise SableError(
+            f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
+        )
+    return envs.make(run.task, **options(run))
+
+
+@contextmanager
+def env_for(run: "RunConfig", env: "Env | None") -> tp.Iterator["Env"]:
+    """The environment as given, or the one that the configuration names, which is closed behind us if it runs
+    in processes of its own."""
+    made = env_of(run) if env is None else env
+    try:
+        yield made
+    finally:
+        if env is None and hasattr(made, "close"):
+            made.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def options(run: "RunConfig") -> dict[str, str]:
+    return dict(option.split("=", 1) for option in run.options)
