@@ -53,9 +53,9 @@ test-all: lint browser
 	$(PYTEST)
 
 # The contracts where kernels are compiled rather than interpreted. JAX must see the GPU or nothing runs. Each
-# process takes what memory it needs; the tests of one mode share what one process compiled, without trying which
-# matrix product is fastest, which would take most of the time. Files without such tests are not even imported:
-# they may want packages that are not there.
+# process takes what memory it needs; the tests of one mode share what one process compiled, without trying out
+# which matrix product is fastest. Files without such tests are not even imported: they may want packages that
+# are not there.
 test-gpu: PYTHON_THERE = $(or $(PY),$(BIN)/python)
 test-gpu: JOBS ?= 12
 test-gpu: export JAX_PLATFORMS = cuda
