@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sable
+from sable import printed
 from sable.errors import SableError, suggest
 from sable.flags import Argv, Help, Parser, parse, reader
 from sable.parsers import benchmark_parser, plan_parser, system_of, train_parser, tune_parser
 
 if tp.TYPE_CHECKING:
-    from sable.envs import Task
     from sable.experiments.benchmark import Cell
     from sable.training.loop import Result
 
@@ -102,7 +102,7 @@ def _report_training(result: "Result", quiet: bool) -> int:
         print(f"sable: interrupted; go on with: {resume}", file=sys.stderr)
         return 128 + result.interrupted
     if not quiet:
-        print(f"{_results(result.summary)}\n{result.directory}")
+        print(f"{printed.results(result.summary)}\n{result.directory}")
     return 0
 
 
@@ -127,7 +127,7 @@ def _evaluate(argv: Argv) -> int:
     results = sable.evaluate(given.pop("run"), **given)
     from sable.experiments.runs import plain
 
-    print(json.dumps(plain(results), indent=2) if as_json else _results(results))
+    print(json.dumps(plain(results), indent=2) if as_json else printed.results(results))
     return 0
 
 
@@ -169,7 +169,7 @@ def _list(argv: Argv) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON array, for programs")
     given = parse(parser, argv)
     tasks = sable.list_tasks(given.get("suite"))
-    print(_as_json(tasks) if given.get("json") else _as_table(tasks))
+    print(printed.tasks_as_json(tasks) if given.get("json") else printed.tasks_as_table(tasks))
     return 0
 
 
@@ -226,7 +226,7 @@ def _tune(argv: Argv) -> int:
         print(f"{outcome.finished} trials have finished; the rest are with other workers")
     if not given.get("quiet") and outcome.best is not None:
         best = {"trial": outcome.best.number, "absolute_return": outcome.best.value, **outcome.best.values}
-        print(f"{_results(best)}\n{outcome.directory / 'recipe.toml'}")
+        print(f"{printed.results(best)}\n{outcome.directory / 'recipe.toml'}")
     return 0
 
 
@@ -326,24 +326,10 @@ def _publish(argv: Argv) -> int:
     given = parse(parser, argv)
     rows, page = sable.publish(*given.pop("runs", ()), **given)
     for row in rows:
-        print(f"{row['row']}  {_published(row)}")
+        print(f"{row['row']}  {printed.published(row)}")
     if page is not None:
         print(page)
     return 0
-
-
-def _published(row: dict[str, tp.Any]) -> str:
-    """A row's numbers in few words."""
-    paper = row["paper"]
-    parts = [_with_interval(row["mean"], row["interval"])]
-    parts += [f"paper {_with_interval(paper['mean'], paper['interval'])}"] if paper else []
-    parts += [row["verdict"]] if row["verdict"] else []
-    parts += ["not the protocol"] if row["deviations"] else []
-    return "  ".join([*parts, f"{row['device_minutes']:.3g} min on {row['device']}"])
-
-
-def _with_interval(mean: float, interval: Sequence[float] | None) -> str:
-    return f"{mean:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else f"{mean:.4g}"
 
 
 def _reproduce(argv: Argv) -> int:
@@ -376,7 +362,7 @@ def _reproduce(argv: Argv) -> int:
     rows = ledger.read(Path(given["results"]).expanduser() if "results" in given else None)
     if "row" not in given:
         width = max((len(row["row"]) for row in rows), default=0)
-        lines = [f"{row['row']:{width}}  {_published(row)}" for row in rows]
+        lines = [f"{row['row']:{width}}  {printed.published(row)}" for row in rows]
         print("\n".join(lines) or "nothing is published yet")
         return 0
     found = sable.reproduce(given["row"], **{name: given[name] for name in given if name != "row"})
@@ -415,55 +401,6 @@ def _train_help(given: dict[str, tp.Any]) -> str:
     parser = train_parser(run.system, defaults)
     parser.epilog = about + "; those for another task: sable train TASK --help."
     return parser.format_help()
-
-
-def _as_json(tasks: "list[Task]") -> str:
-    columns = (
-        "id",
-        "suite",
-        "name",
-        "num_agents",
-        "view_size",
-        "num_actions",
-        "action_size",
-        "time_limit",
-        "group",
-    )
-    return json.dumps([{column: getattr(task, column) for column in columns} for task in tasks], indent=2)
-
-
-def _as_table(tasks: "list[Task]") -> str:
-    """One block of lines per suite, columns aligned over all of them."""
-    width = max(len(task.id) for task in tasks)
-    lines = [_row(width, "task", "agents", "view", "actions", "time limit")]
-    for suite in dict.fromkeys(task.suite for task in tasks):
-        lines.append("")
-        for task in (task for task in tasks if task.suite == suite):
-            actions = task.num_actions or f"{task.action_size}-dim"
-            lines.append(_row(width, task.id, task.num_agents, task.view_size, actions, task.time_limit))
-    return "\n".join(lines)
-
-
-def _row(width: int, task: str, *sizes: tp.Any) -> str:
-    return f"{task:{width}}" + "".join(f"  {size:>10}" for size in sizes)
-
-
-def _results(results: dict[str, tp.Any]) -> str:
-    """One aligned line per entry."""
-    width = max(map(len, results), default=0)
-    return "\n".join(f"{name:{width}}  {_in_words(value)}" for name, value in results.items())
-
-
-def _in_words(value: tp.Any) -> str:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_in_words, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_in_words(item)}" for name, item in value.items())
-    return (
-        f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    )
 
 
 def _fail(message: str, code: int = 2) -> int:

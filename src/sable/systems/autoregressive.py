@@ -122,7 +122,6 @@ def decode_at_once(
     which nothing changes has found just what deciding in turn finds. Since no agent sees a later one, each
     round settles one agent more at least.
     """
-
     asked = _apply(net, params, net.ask, encoded, clock, memory)
 
     def decide(raw):
