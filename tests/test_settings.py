@@ -89,6 +89,7 @@ def test_quick_settings_of_the_default_system_divide():
         ({"total_step": 1}, {}, ["unknown field 'total_step'", "did you mean 'total_steps'"]),
         ({}, {"lerning_rate": 1}, ["unknown field 'lerning_rate'", "did you mean 'learning_rate'"]),
         ({}, {"num_envs": 6, "num_minibatches": 4}, ["num_envs=6", "num_minibatches=4", "divides"]),
+        ({"total_steps": 9}, {"learning_rate_horizon": 8}, ["learning_rate_horizon=8", "total_steps=9"]),
         ({}, {"embed_dim": 10, "num_heads": 4}, ["embed_dim=10", "num_heads=4", "divides"]),
         ({}, {"decay_scaling": 1.1}, ["decay_scaling=1.1", "from 0 to 1"]),
         ({}, {"discount": 0}, ["discount=0", "above 0 and at most 1"]),

@@ -14,6 +14,7 @@ from sable.checks import Fields, build, check_together, refuse_unknown
 from sable.config import (
     ONLY_ACTIONS,
     SYSTEM_CONFIGS,
+    PPOConfig,
     RunConfig,
     SystemConfig,
     field_names,
@@ -48,6 +49,11 @@ def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, Syste
     run = build(RunConfig, {**run_recipe, **run_fields})
     config = build(system_class, {**system_recipe, **system_fields})
     check_together(config)
+    if isinstance(config, PPOConfig) and 0 < config.learning_rate_horizon < run.total_steps:
+        raise SableError(
+            f"with learning_rate_horizon={config.learning_rate_horizon} nothing is learnt at the end of "
+            f"total_steps={run.total_steps}; make it as long, or 0 to keep learning rates constant"
+        )
     if run.devices:
         split_devices(run.devices, len(run.seeds), config)
     return run, config

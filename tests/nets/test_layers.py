@@ -72,10 +72,10 @@ def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys
     np.testing.assert_allclose(out.reshape(-1, E), expected, atol=1e-4)
 
 
-def test_projections_start_with_a_spread_of_one_over_the_root_of_the_width():
+def test_projections_start_with_a_spread_of_one_over_the_width():
     layer = MultiScaleRetention(64, 1, 0.8, causal=False)
     x, memory = jnp.ones((1, 1, 1, 64)), jnp.zeros((1, 1, 64, 64))
     params = layer.init(KEY, x, x, memory, jnp.ones((1, 1), bool), method=ended)["params"]
     for name in ("projections", "output"):
-        assert float(params[name]["kernel"].std()) == pytest.approx(1 / 8, rel=0.05)
+        assert float(params[name]["kernel"].std()) == pytest.approx(1 / 64, rel=0.05)
         assert "bias" not in params[name]

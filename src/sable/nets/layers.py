@@ -72,15 +72,16 @@ def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str |
 class SwiGLU(nn.Module):
     """(swish(x W_g) * x W_1) W_2 at constant width.
 
-    Nothing starts at zero: with all three matrices at zero every gradient is zero too, and the layer never
-    learns.
+    It starts quietly, adding little to what it is given, which makes learning faster (docs/results.md,
+    section 8), but not at zero: with all three matrices at zero every gradient is zero too, and the layer
+    never learns.
     """
 
     width: int
 
     def setup(self):
         self.gate_and_input = nn.Dense(2 * self.width, use_bias=False, kernel_init=orthogonal_parts(2**0.5))
-        self.output = dense(self.width, bias=False)
+        self.output = dense(self.width, 0.1, bias=False)
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
         gate, x = jnp.split(self.gate_and_input(x), 2, axis=-1)
