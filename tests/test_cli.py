@@ -1,5 +1,6 @@
 """The command line: what reaches training, what is refused and how, and how fast it answers."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -257,8 +258,17 @@ def test_help_answers(argv, capsys):
     assert "sable" in capsys.readouterr().out
 
 
+def test_it_says_so_where_it_is_not_installed(monkeypatch, capsys):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "sable not installed\n"
+
+
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m sable.cli list | head -n 1"
+    command = f"{sys.executable} -m sable list | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == "" and done.stdout.startswith("task")
 

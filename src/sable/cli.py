@@ -69,9 +69,9 @@ def _dispatch(argv: Argv) -> int:
         print(_HELP)
         return 0
     if argv[0] == "--version":
-        from importlib.metadata import version
+        from sable.experiments.runs import version
 
-        print(f"sable {version('sable')}")
+        print(f"sable {version('sable') or 'not installed'}")
         return 0
     if argv[0] not in _COMMANDS:
         what = "flag" if argv[0].startswith("-") else "command"
@@ -406,7 +406,3 @@ def _train_help(given: dict[str, tp.Any]) -> str:
 def _fail(message: str, code: int = 2) -> int:
     print("sable: " + " ".join(message.split()), file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

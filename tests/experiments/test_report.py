@@ -131,6 +131,10 @@ def test_the_best_variant_is_chosen_task_by_task():
     assert variants.contestants(systems[:3]) == ["sable", "sable no memory"]
 
 
+def test_what_a_system_computes_in_is_no_other_system():
+    assert [system.family for system in variants.named(["sable compute=bfloat16"])] == ["sable"]
+
+
 def test_a_systems_colour_does_not_depend_on_the_others():
     few, many = (
         looks.looks(variants.named(names)) for names in (["mat", "x"], ["mat", "sable", "x", "ippo memory"])

@@ -196,7 +196,7 @@ def start(*arguments, num=2):
     for index in range(num):
         variables = {"SABLE_COORDINATOR": address, "SABLE_PROCESSES": str(num), "SABLE_PROCESS": str(index)}
         variables |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-        command = [sys.executable, "-m", "sable.cli", "train", *map(str, arguments)]
+        command = [sys.executable, "-m", "sable", "train", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=os.environ | variables, **pipes))
     return started

@@ -140,7 +140,7 @@ def test_python_environments_are_learnt(here, task, system):
 def started(here, *argv):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([MODULES, *sys.path])}
     return subprocess.Popen(
-        [sys.executable, "-m", "sable.cli", "train", *argv],
+        [sys.executable, "-m", "sable", "train", *argv],
         env=environment, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def _here(
 
 def _start(cell: Cell, shared: bool) -> subprocess.Popen:
     """`sable train --resume` for the cell; where cells share a device, none takes all its memory."""
-    command = [sys.executable, "-m", "sable.cli", "train", "--quiet", "--resume", str(prepare(cell))]
+    command = [sys.executable, "-m", "sable", "train", "--quiet", "--resume", str(prepare(cell))]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C reaches it through us alone.

@@ -1,7 +1,6 @@
 """Runs to a report: one page that opens anywhere, the same tables as Markdown and LaTeX, and figures."""
 
 import datetime
-import importlib.metadata
 import importlib.resources
 import json
 import math
@@ -94,8 +93,9 @@ def _palette() -> str:
 
 
 def _data(analysis: Analysis) -> dict[str, tp.Any]:
+    version = runs.version("sable") or "from source"
     return {
-        "made": f"Made by sable {importlib.metadata.version('sable')} on {datetime.date.today():%d %B %Y}.",
+        "made": f"Made by sable {version} on {datetime.date.today():%d %B %Y}.",
         "runs": analysis.runs,
         "notes": analysis.notes,
         "systems": [{"name": name} | own._asdict() for name, own in looks(analysis.systems).items()],

@@ -237,10 +237,10 @@ def describe() -> dict[str, tp.Any]:
     return {
         "started": _now(),
         # Without the password that the address of a tuning storage may hold.
-        "command": re.sub("//[^@/ ]*@", "//", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": re.sub("//[^@/ ]*@", "//", shlex.join([_program(), *sys.argv[1:]])),
         "git": provenance.git(),
         "source": provenance.source(),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "device": _device(),
         "cpus": os.cpu_count(),
@@ -306,7 +306,13 @@ def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _version(package: str) -> str | None:
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "sable" if name == "__main__.py" else name
+
+
+def version(package: str) -> str | None:
+    """What is installed of it; None where it is only on the path."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,5 @@
-"""Systems with and without memory are variants of one: both stand in a report, and the better of them."""
+"""Systems with and without memory, or computed in another precision, are variants of one: each stands in a
+report, and the best of them."""
 
 import re
 import typing as tp
@@ -23,7 +24,7 @@ def named(names: Iterable[str]) -> list[System]:
     """The systems, families in the paper's order and then by name, each followed by its best."""
     families, taken = defaultdict(list), set(names)
     for name in sorted(taken):
-        families[re.sub(r" (no )?memory\b", "", name)].append(name)
+        families[re.sub(r" (no )?memory\b| compute=\w+", "", name)].append(name)
     order = list(dict.fromkeys(system for _, _, system in paper.figures()))
     found = []
     for family in sorted(families, key=lambda f: (order.index(f) if f in order else len(order), f)):
