@@ -31,7 +31,7 @@ from sable.experiments.rehearsal import Rehearsal, Timing, timed
 from sable.flags import Help, Parser, add_flags, own_classes, parse, tidied
 from sable.training import memory
 from sable.training.program import RunState
-from sable.training.rollout import Situation, collect
+from sable.training.rollout import Situation, collect, starts
 
 SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
 """What every on-policy system is measured with unless told otherwise, so that they compare."""
@@ -93,7 +93,7 @@ def measure(job: Job) -> dict[str, tp.Any]:
 def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict[str, Timing]:
     """The parts of one update, each compiled and run alone."""
     env, system, run, config = rehearsal.env, rehearsal.system, rehearsal.run, rehearsal.config
-    sizes = {"length": config.rollout_length, "pool_size": run.pool_size or config.num_envs}
+    sizes = {"length": config.rollout_length, "pool_size": run.pool_size}
 
     def part(function: tp.Callable, *args: tp.Any) -> tuple[Timing, tp.Any]:
         compiled = rehearsal.compiler(jax.vmap(function), *args)
@@ -111,19 +111,22 @@ def play_blindly(
     env: Env, situation: Situation, key: jax.Array, length: int, pool_size: int
 ) -> tuple[tp.Any, jax.Array]:
     """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
-    pool, spec = wrappers.starts(env, key, pool_size), env.spec
+    pool, rounds = starts(env, key, situation.timestep.first.shape[0], length, pool_size)
+    spec = env.spec
 
-    def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
-        state, timestep = carry
+    def step(carry: tuple, given: tuple) -> tuple[tuple, jax.Array]:
+        (state, timestep), (key, current) = carry, given
+        waiting = jax.tree.map(lambda leaf: leaf[current], pool)
         if spec.discrete:
             action = jax.random.categorical(key, jnp.where(timestep.observation.legal, 0.0, -1e9))
         else:
             shape = (*timestep.first.shape, spec.num_agents, spec.action_size)
             action = jax.random.uniform(key, shape, minval=-1.0)
-        state, timestep = wrappers.step(env, pool, state, action, key)
+        state, timestep = wrappers.step(env, waiting, state, action, key)
         return (state, timestep), timestep.reward.sum()
 
-    return jax.lax.scan(step, (situation.env_state, situation.timestep), jax.random.split(key, length))
+    given = jax.random.split(key, length), rounds
+    return jax.lax.scan(step, (situation.env_state, situation.timestep), given)
 
 
 class InTurn(tp.NamedTuple):

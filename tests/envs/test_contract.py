@@ -105,8 +105,10 @@ def test_a_batch_has_the_same_types_after_a_reset_as_after_a_step(compiled, name
         return wrappers.reset(env, key, 2)
 
     def stepped(key):
-        pool = wrappers.starts(env, key, 3)
-        return wrappers.step(env, pool, opened(key)[0], jnp.zeros((2, env.spec.num_agents), jnp.int32), key)
+        waiting = wrappers.starts(env, key, 2)
+        return wrappers.step(
+            env, waiting, opened(key)[0], jnp.zeros((2, env.spec.num_agents), jnp.int32), key
+        )
 
     def types(function):
         return jax.tree.map(

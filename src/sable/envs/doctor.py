@@ -23,7 +23,6 @@ from sable.types import EnvSpec, Observation, PyTree, TimeStep
 NUM_ENVS = 8
 MOST_STEPS = 1200
 """Steps of the longest play; episodes that last longer are not seen to their end."""
-_STARTS = 16
 _TIMED = 0.2
 """Seconds to take the pace over."""
 _BYTES = 2**26
@@ -169,7 +168,7 @@ def _pure(env: Env, state: PyTree, action: Array) -> Finding:
 def _played(env: Env) -> Iterator[Finding]:
     spec, env = env.spec, _Telling(env)
     reset = jax.jit(lambda key: wrappers.reset(env, key, NUM_ENVS))
-    pool = jax.jit(lambda key: wrappers.starts(env, key, _STARTS))(jax.random.key(1))
+    waiting = jax.jit(lambda key: wrappers.starts(env, key, NUM_ENVS))(jax.random.key(1))
     length = _stretch(spec)
 
     @jax.jit
@@ -178,7 +177,7 @@ def _played(env: Env) -> Iterator[Finding]:
             state, seen = carry
             act_key, reset_key = jax.random.split(key)
             action = _random(spec, seen.legal, act_key, illegal)
-            state, timestep = wrappers.step(env, pool, state, action, reset_key)
+            state, timestep = wrappers.step(env, waiting, state, action, reset_key)
             stats = {name: value for name, value in timestep.stats.items() if name != _OWN}
             timestep, own = replace(timestep, stats=stats), timestep.stats[_OWN]
             play = Play(before=seen, bare=replace(timestep, observation=own), reset=timestep)
@@ -207,10 +206,10 @@ def _played(env: Env) -> Iterator[Finding]:
     yield findings.start(jax.device_get(opened))
     played, again = play(min(2 * spec.time_limit + 2, MOST_STEPS)), play(length)
     yield from findings.common(spec, played)
-    starts = jax.device_get(pool[1].observation)
+    starts = jax.device_get(waiting[1].observation)
     yield _auto_reset(played, starts)
     yield findings.determinism(jax.tree.map(lambda x: x[:length], played), again)
-    yield _rekey(env, pool[0])
+    yield _rekey(env, waiting[0])
     yield from findings.scales(spec, played, starts)
     if spec.discrete and not played.before.legal.all() and not _finite(play(length, illegal=True)):
         yield Finding(
@@ -273,7 +272,7 @@ def _auto_reset(play: Play, starts: Observation) -> Finding:
 
 
 def _rekey(env: Env, states: PyTree) -> Finding:
-    rekeyed = jax.jit(jax.vmap(env.rekey))(states, jax.random.split(jax.random.key(3), _STARTS))
+    rekeyed = jax.jit(jax.vmap(env.rekey))(states, jax.random.split(jax.random.key(3), NUM_ENVS))
     problems, keys, changed_keys = [], 0, 0
     for (path, one), other in zip(
         jax.tree_util.tree_leaves_with_path(states), jax.tree.leaves(rekeyed), strict=True

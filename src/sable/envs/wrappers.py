@@ -1,7 +1,7 @@
-"""A batch of environments that restart themselves: auto-reset from a pool of starts, and episode statistics.
+"""A batch of environments that restart themselves: auto-reset to starts made ahead, and episode statistics.
 
 A generator can cost fifty times a step, and under `vmap` it would run at every step. So starts are generated
-ahead, a pool per rollout; an environment that ends copies one of them and is given randomness of its own.
+ahead, a pool per rollout; an environment that ends takes the one that is waiting for it.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class BatchState:
 
 
 def starts(env: Env, key: Array, num: int) -> tuple[PyTree, TimeStep]:
-    """That many fresh episodes: a pool for `step` to draw from."""
+    """That many fresh episodes."""
     return _settled(jax.vmap(env.reset)(jax.random.split(key, num)))
 
 
@@ -38,35 +38,32 @@ def reset(env: Env, key: Array, num_envs: int) -> tuple[BatchState, TimeStep]:
 
 
 def step(
-    env: Env, pool: tuple[PyTree, TimeStep] | None, state: BatchState, action: Array, key: Array
+    env: Env, waiting: tuple[PyTree, TimeStep] | None, state: BatchState, action: Array, key: Array
 ) -> tuple[BatchState, TimeStep]:
-    """The batch after `action` ([B, N, ...]), where episodes that ended have started anew from the pool.
+    """The batch after `action` ([B, N, ...]), where episodes that ended have started anew: each environment
+    from the start that is `waiting` for it ([B]).
 
     At an end (`first`), `observation` opens the new episode and `final` is the last of the old one; reward,
-    discount and stats are the old one's, `return` and `length` over its whole. Starts are drawn with
-    replacement and rekeyed, from `key`. Without a pool nothing restarts: `observation` stays at the
-    true last, and steps beyond it mean nothing.
+    discount and stats are the old one's, `return` and `length` over its whole. A start may be taken again
+    soon after, so it is given randomness of its own, from `key`. Where none is waiting nothing restarts:
+    `observation` stays at the true last, and steps beyond it mean nothing.
     """
     env_state, timestep = _settled(jax.vmap(env.step)(state.env, action))
     state = BatchState(
         env=env_state, returns=state.returns + timestep.reward.mean(-1), lengths=state.lengths + 1
     )
     timestep = _with_stats(timestep, state)
-    if pool is None:
+    if waiting is None:
         return state, timestep
 
     ended = timestep.first
-    draw_key, env_key = jax.random.split(key)
-    pool_state, pool_step = pool
-    entry = jax.random.randint(draw_key, ended.shape, 0, pool_step.first.shape[0])
-    fresh_state, observation = jax.tree.map(lambda leaf: leaf[entry], (pool_state, pool_step.observation))
-    fresh_state = jax.vmap(env.rekey)(fresh_state, jax.random.split(env_key, ended.shape[0]))
+    fresh_state = jax.vmap(env.rekey)(waiting[0], jax.random.split(key, ended.shape[0]))
     state = BatchState(
         env=_select(ended, fresh_state, state.env),
         returns=jnp.where(ended, 0.0, state.returns),
         lengths=jnp.where(ended, 0, state.lengths),
     )
-    observation = _select(ended, observation, timestep.observation)
+    observation = _select(ended, waiting[1].observation, timestep.observation)
     return state, dataclasses.replace(timestep, observation=observation)
 
 

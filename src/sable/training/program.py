@@ -74,10 +74,9 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         """One rollout and what is learned from it, with everything there is to tally, and whether all that
         was seen in it is finite."""
         collect_key, learn_key = jax.random.split(key)
-        pool_size = run.pool_size or config.num_envs
         if collected is None:
             collected = collect(
-                env, system, learner, situation, collect_key, config.rollout_length, pool_size
+                env, system, learner, situation, collect_key, config.rollout_length, run.pool_size
             )
         situation, rollout, ended = collected
         sound = tree.all_finite((rollout.steps, rollout.last.observation))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from sable.envs import wrappers
@@ -10,6 +11,10 @@ from sable.envs.base import Env
 from sable.ops import sharding, tree
 from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
+
+STEPS_PER_START = 16
+"""For so many steps an environment has one start waiting. Where a rollout's episodes open in a few ways only,
+those are learnt by heart."""
 
 
 @struct
@@ -27,19 +32,30 @@ def open_situation(env: Env, system: System, key: Array, num_envs: int) -> Situa
     return Situation(env_state=env_state, timestep=timestep, memory=system.initial_memory(num_envs))
 
 
+def starts(
+    env: Env, key: Array, num_envs: int, length: int, pool_size: int
+) -> tuple[tuple[PyTree, TimeStep], Array]:
+    """(Rounds of starts [rounds, B], one for each environment; which round is waiting at each step)."""
+    num_rounds = max(1, pool_size // num_envs if pool_size else length // STEPS_PER_START)
+    pool = wrappers.starts(env, key, num_rounds * num_envs)
+    pool = jax.tree.map(lambda leaf: leaf.reshape(num_rounds, num_envs, *leaf.shape[1:]), pool)
+    return sharding.shared(pool, axis=1), jnp.arange(length) * num_rounds // length
+
+
 def collect(
     env: Env, system: System, learner: PyTree, situation: Situation, key: Array, length: int, pool_size: int
 ) -> tuple[Situation, Rollout, Metrics]:
     """`length` steps of exploration: (where it ended, what happened, sums over the episodes that ended)."""
     pool_key, steps_key = jax.random.split(key)
-    # Made by all devices together; then each holds it whole, and drawing from it costs no communication.
-    pool = sharding.whole(sharding.shared(wrappers.starts(env, pool_key, pool_size)))
+    pool, rounds = starts(env, pool_key, situation.timestep.first.shape[0], length, pool_size)
 
-    def step(now: Situation, key: Array) -> tuple[Situation, tuple[Transition, Metrics]]:
+    def step(now: Situation, given: tuple[Array, Array]) -> tuple[Situation, tuple[Transition, Metrics]]:
+        key, current = given
         decision_key, reset_key = jax.random.split(key)
+        waiting = jax.tree.map(lambda leaf: leaf[current], pool)
         observation, first = now.timestep.observation, now.timestep.first
         decision = system.explore(learner, observation, now.memory, decision_key)
-        env_state, timestep = wrappers.step(env, pool, now.env_state, decision.action, reset_key)
+        env_state, timestep = wrappers.step(env, waiting, now.env_state, decision.action, reset_key)
         transition = Transition(
             observation=observation,
             action=decision.action,
@@ -57,6 +73,6 @@ def collect(
         return Situation(env_state=env_state, timestep=timestep, memory=memory), (transition, ended)
 
     situation = replace(situation, memory=tree.reset(situation.memory, situation.timestep.first))
-    end, (steps, ended) = jax.lax.scan(step, situation, jax.random.split(steps_key, length))
+    end, (steps, ended) = jax.lax.scan(step, situation, (jax.random.split(steps_key, length), rounds))
     rollout = Rollout(steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory)
     return end, rollout, jax.tree.map(lambda x: x.sum(0).sum().astype("float32"), ended)

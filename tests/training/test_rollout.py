@@ -1,0 +1,36 @@
+"""Experience is collected from as many different episodes as there can be."""
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from sable import systems
+from sable.config import ActorCriticConfig
+from sable.training.rollout import collect, open_situation
+from tests.envs.test_wrappers import Walk
+
+NUM_ENVS, LENGTH = 4, 12  # of episodes that last three steps at most
+
+
+def opened(rounds):
+    """Where the episodes of a rollout begin, the first of every environment included."""
+    env, key = Walk(), jax.random.key(0)
+    system = systems.make("ippo", env.spec, ActorCriticConfig())
+    learner = system.init(key, system.hyper)
+    situation = open_situation(env, system, key, NUM_ENVS)
+    gather = jax.jit(partial(collect, env, system, length=LENGTH, pool_size=rounds * NUM_ENVS))
+    steps = gather(learner, situation, key)[1].steps
+    return np.asarray(steps.observation.view[:, :, 0, 0])[np.asarray(steps.first)]
+
+
+def test_every_start_of_a_rollout_is_another():
+    places = opened(rounds=LENGTH)
+    assert len(places) >= NUM_ENVS * LENGTH // 3
+    assert len(np.unique(places)) == len(places)
+
+
+def test_a_small_pool_serves_every_environment_all_the_same():
+    places = opened(rounds=0)
+    assert len(places) >= NUM_ENVS * LENGTH // 3
+    assert len(np.unique(places)) == 2 * NUM_ENVS  # what they began with, and one start each
