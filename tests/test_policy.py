@@ -307,7 +307,7 @@ def assert_parity(run, place, format: str, file: str) -> None:
     given["first"] = np.arange(STEPS)[:, None] == [0, 2, 4]
     np.savez(place / "given.npz", **given)
     if not (place / "team").exists():  # elsewhere: the checks of shapes in tests know no symbolic batch
-        export = [sys.executable, "-m", "sable.cli", "export", str(run), "-o", "team", "--format", format]
+        export = [sys.executable, "-m", "sable", "export", str(run), "-o", "team", "--format", format]
         subprocess.run(export, cwd=place, check=True)
     subprocess.run([sys.executable, "-c", ALONE, file], cwd=place, check=True)
     team.reset(batch=BATCH, seed=7)
@@ -357,7 +357,7 @@ def test_onnx_runs_in_an_onnx_runtime_and_acts_alike(system, tmp_path):
 @pytest.mark.slow
 def test_what_cannot_be_converted_is_one_line(tmp_path):
     pytest.importorskip("jax2onnx")
-    export = [sys.executable, "-m", "sable.cli", "export", "--format", "onnx", "-o", "team"]
+    export = [sys.executable, "-m", "sable", "export", "--format", "onnx", "-o", "team"]
     done = subprocess.run(
         [*export, str(trained("hasac", tmp_path))], cwd=tmp_path, capture_output=True, text=True
     )

@@ -147,7 +147,7 @@ def arguments(out: Path, **fields) -> list[str]:
 
 
 def start(argv: list[str]) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "sable.cli", "benchmark", *argv], stdout=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", "sable", "benchmark", *argv], stdout=subprocess.PIPE)
 
 
 def cells_of(argv: list[str]) -> list[benchmark.Cell]:

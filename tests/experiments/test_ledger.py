@@ -181,7 +181,7 @@ def test_reproducing_can_be_stopped_and_goes_on(place):
     row = json.loads(file.read_text())
     row["settings"]["run"] |= {"total_steps": 400_000, "num_evaluations": 40}
     file.write_text(json.dumps(row) + "\n")
-    command = [sys.executable, "-m", "sable.cli", "reproduce", ROW, "--quiet"]
+    command = [sys.executable, "-m", "sable", "reproduce", ROW, "--quiet"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while not (found := [*Path("reproduced").glob("*/*/*/*/checkpoints/0*")]):
