@@ -167,8 +167,9 @@ def kill_worker(cell: benchmark.Cell) -> None:
     os.kill(int(runs.holder(cell.directory).split()[0]), signal.SIGKILL)
 
 
-def has_checkpoint(cell: benchmark.Cell) -> bool:
-    return any((cell.directory / "checkpoints").glob("0*"))
+def has_checkpoint(cell: benchmark.Cell, after: int = 0) -> bool:
+    """Whether one is saved after so many updates and evaluations."""
+    return any(int(path.name) > after for path in (cell.directory / "checkpoints").glob("0*"))
 
 
 def assert_complete(cell: benchmark.Cell) -> None:
@@ -279,7 +280,8 @@ def test_ray_tries_a_lost_cell_again_and_it_goes_on_from_its_checkpoint(tmp_path
     argv = [*arguments(tmp_path, total_steps=40_000, num_evaluations=40), "--on", "ray"]
     cells = cells_of(argv[:-2])
     with start(argv) as process:
-        until(lambda: has_checkpoint(cells[0]), process)
+        # 62 updates before the first evaluation; killed between the two, the run would evaluate again
+        until(lambda: has_checkpoint(cells[0], after=62), process)
         before = runs.read_metrics(cells[0].directory)[:2]
         kill_worker(cells[0])
         process.communicate()
