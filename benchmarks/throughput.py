@@ -31,7 +31,7 @@ from sable.experiments.rehearsal import Rehearsal, Timing, timed
 from sable.flags import Help, Parser, add_flags, own_classes, parse, tidied
 from sable.training import memory
 from sable.training.program import RunState
-from sable.training.rollout import Situation, collect, starts
+from sable.training.rollout import Situation, collect, pool_of_starts
 
 SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
 """What every on-policy system is measured with unless told otherwise, so that they compare."""
@@ -111,7 +111,7 @@ def play_blindly(
     env: Env, situation: Situation, key: jax.Array, length: int, pool_size: int
 ) -> tuple[tp.Any, jax.Array]:
     """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
-    pool, rounds = starts(env, key, situation.timestep.first.shape[0], length, pool_size)
+    pool, rounds = pool_of_starts(env, key, situation.timestep.first.shape[0], length, pool_size)
     spec = env.spec
 
     def step(carry: tuple, given: tuple) -> tuple[tuple, jax.Array]:

@@ -102,8 +102,8 @@ def onnx(policy: Policy) -> bytes:
             input_names=["views", "legal", "first", *names],
             output_names=["actions", *(f"{name}_after" for name in names)],
         )
-    except NotImplementedError as error:
-        why = str(error).splitlines()[0]
+    except NotImplementedError as error:  # how jax2onnx says that it knows no counterpart of an operation
+        why = str(error).partition("\n")[0]
         raise SableError(
             f"jax2onnx cannot convert {policy.run.system}: {why}; --format stablehlo would work"
         ) from None

@@ -95,6 +95,15 @@ def test_a_true_end_has_discount_zero():
     assert history[2][1].first.all() and (history[2][1].discount == 0).all()
 
 
+def test_environments_at_the_same_start_go_different_ways():
+    waiting = jax.tree.map(lambda leaf: leaf[jnp.zeros(NUM_ENVS, int)], starts(jax.random.key(1), 1))
+    state, _ = reset(jax.random.key(0), NUM_ENVS)
+    state, opened = step(waiting, state, jnp.full((NUM_ENVS, 2), 9), jax.random.key(2))
+    _, after = step(waiting, state, jnp.zeros((NUM_ENVS, 2), jnp.int32), jax.random.key(3))
+    assert len(np.unique(opened.observation.view)) == 1
+    assert len(np.unique(after.observation.view[:, 0, 0])) == NUM_ENVS
+
+
 def test_a_start_that_is_taken_again_goes_another_way():
     _, history = play([9, 0, 9, 0])
     views = [timestep.observation.view[:, 0, 0] for _, timestep in history]

@@ -13,14 +13,14 @@ from tests.envs.test_wrappers import Walk
 NUM_ENVS, LENGTH = 4, 12  # of episodes that last three steps at most
 
 
-def opened(rounds):
+def opened(rounds, seed=0):
     """Where the episodes of a rollout begin, the first of every environment included."""
     env, key = Walk(), jax.random.key(0)
     system = systems.make("ippo", env.spec, ActorCriticConfig())
     learner = system.init(key, system.hyper)
     situation = open_situation(env, system, key, NUM_ENVS)
     gather = jax.jit(partial(collect, env, system, length=LENGTH, pool_size=rounds * NUM_ENVS))
-    steps = gather(learner, situation, key)[1].steps
+    steps = gather(learner, situation, jax.random.key(seed))[1].steps
     return np.asarray(steps.observation.view[:, :, 0, 0])[np.asarray(steps.first)]
 
 
@@ -28,6 +28,11 @@ def test_every_start_of_a_rollout_is_another():
     places = opened(rounds=LENGTH)
     assert len(places) >= NUM_ENVS * LENGTH // 3
     assert len(np.unique(places)) == len(places)
+
+
+def test_every_rollout_has_starts_of_its_own():
+    one, other = opened(rounds=LENGTH), opened(rounds=LENGTH, seed=1)
+    assert len(np.intersect1d(one, other)) == NUM_ENVS  # what both began with
 
 
 def test_a_small_pool_serves_every_environment_all_the_same():

@@ -32,7 +32,7 @@ def open_situation(env: Env, system: System, key: Array, num_envs: int) -> Situa
     return Situation(env_state=env_state, timestep=timestep, memory=system.initial_memory(num_envs))
 
 
-def starts(
+def pool_of_starts(
     env: Env, key: Array, num_envs: int, length: int, pool_size: int
 ) -> tuple[tuple[PyTree, TimeStep], Array]:
     """(Rounds of starts [rounds, B], one for each environment; which round is waiting at each step)."""
@@ -47,7 +47,7 @@ def collect(
 ) -> tuple[Situation, Rollout, Metrics]:
     """`length` steps of exploration: (where it ended, what happened, sums over the episodes that ended)."""
     pool_key, steps_key = jax.random.split(key)
-    pool, rounds = starts(env, pool_key, situation.timestep.first.shape[0], length, pool_size)
+    pool, rounds = pool_of_starts(env, pool_key, situation.timestep.first.shape[0], length, pool_size)
 
     def step(now: Situation, given: tuple[Array, Array]) -> tuple[Situation, tuple[Transition, Metrics]]:
         key, current = given
