@@ -226,7 +226,7 @@ def _seed_notes(runs: Sequence[Series]) -> list[str]:
 def _best_notes(systems: Sequence[System]) -> list[str]:
     """What a best is, where there is one."""
     names = ", ".join(system.name for system in systems if system.best)
-    how = "of its variants the one with the higher mean on a task, as the paper reports memory on or off; chosen by"
+    how = "the variant with the higher mean on a task, as the paper reports memory on or off; chosen by"
     return [f"{names}: {how} the same runs it is judged by, which flatters it a little"] if names else []
 
 
