@@ -120,7 +120,7 @@ def decode_at_once(
 
     The noise is drawn beforehand, so what an agent does follows from what those before it do. A round in
     which nothing changes has found just what deciding in turn finds. Since no agent sees a later one, each
-    round settles one agent more at least.
+    round settles one agent more at least, and as many rounds as there are agents settle all.
     """
     asked = _apply(net, params, net.ask, encoded, clock, memory)
 
@@ -134,7 +134,7 @@ def decode_at_once(
 
     def unsettled(state):
         guess, (_, (raw, _, _)), rounds = state
-        return sharding.by_any((guess != raw).any()) & (rounds <= net.spec.num_agents)
+        return sharding.by_any((guess != raw).any()) & (rounds < net.spec.num_agents)
 
     def again(state):
         _, (_, (raw, _, _)), rounds = state
