@@ -55,7 +55,7 @@ def make(num_agents: int, *, discrete: bool, memory: bool):
 AT_ONCE, KERNEL = autoregressive.decode_at_once, autoregressive.decode_by_kernel
 CASES = [(AT_ONCE, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
 CASES += [(KERNEL, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
-QUICK = [(AT_ONCE, 40, True, True), (KERNEL, 5, True, True)]
+QUICK = [(AT_ONCE, 40, True, True), (AT_ONCE, 5, False, True), (KERNEL, 5, True, True)]
 
 
 def marks(form, num_agents, *rest):
