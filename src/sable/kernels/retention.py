@@ -1,4 +1,5 @@
-"""Gated retention over whole sequences as GPU kernels (Pallas, Triton): forwards one, backwards two.
+"""Gated retention over whole sequences as GPU kernels (Pallas, Triton): forwards one, backwards two, and one
+more each way where sequences are cut.
 
 XLA makes of the same layer some fifty kernels that write every score, decay and memory down, and turns
 layouts round between them. Here a program takes one environment and one head through all its tokens, a chunk
