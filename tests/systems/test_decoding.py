@@ -53,13 +53,21 @@ def make(num_agents: int, *, discrete: bool, memory: bool):
 
 
 AT_ONCE, KERNEL = autoregressive.decode_at_once, autoregressive.decode_by_kernel
+ROWS = autoregressive.decode_by_rows
 CASES = [(AT_ONCE, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
 CASES += [(KERNEL, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
-QUICK = [(AT_ONCE, 40, True, True), (AT_ONCE, 5, False, True), (KERNEL, 5, True, True)]
+CASES += [(ROWS, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
+QUICK = [
+    (ROWS, 5, True, True),
+    (ROWS, 40, False, True),
+    (AT_ONCE, 40, True, True),
+    (AT_ONCE, 5, False, True),
+    (KERNEL, 5, True, True),
+]
 
 
 def marks(form, num_agents, *rest):
-    gpu = [pytest.mark.gpu] if form is KERNEL or num_agents == 40 else []
+    gpu = [pytest.mark.gpu] if form is not AT_ONCE or num_agents == 40 else []
     return gpu if (form, num_agents, *rest) in QUICK else [*gpu, pytest.mark.slow]
 
 
@@ -155,11 +163,30 @@ def test_the_kernel_can_be_built_for_a_gpu(triton_modules):
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_heads", 4), ("embed_dim", 48), ("discrete", False)])
-def test_what_the_kernel_cannot_do_is_refused(field, value):
+def test_rows_can_be_built_for_a_gpu(monkeypatch, triton_modules):
+    """As above; seeds side by side make other kernels, with an axis more."""
+    net, params, *given = make(5, discrete=False, memory=True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), params)
+    decide = jax.jit(jax.vmap(lambda params: ROWS(net, params, *given)))
+    lowered = decide.trace(both).lower(lowering_platforms=("cuda",))
+    assert "retention_row" in lowered.as_text()
+    assert sum("retention_row" in str(each.module) for each in triton_modules) == 4
+
+
+@pytest.mark.parametrize(
+    ("decoding", "field", "value"),
+    [
+        ("kernel", "num_heads", 4),
+        ("kernel", "embed_dim", 48),
+        ("kernel", "discrete", False),
+        ("rows", "num_heads", 4),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused(decoding, field, value):
     actions = {"num_actions": 5} if field != "discrete" else {"num_actions": 0, "action_size": 2}
     spec = EnvSpec(num_agents=2, view_size=6, time_limit=9, **actions)
-    config = SableConfig(embed_dim=32, decoding="kernel")
+    config = SableConfig(embed_dim=32, decoding=decoding)
     with pytest.raises(SableError, match="decoding='scan' takes all"):
         sable_system.make(spec, replace(config, **{} if field == "discrete" else {field: value}))
 
@@ -167,12 +194,17 @@ def test_what_the_kernel_cannot_do_is_refused(field, value):
 def test_the_switch_switches(monkeypatch):
     net, params, *_ = make(5, discrete=True, memory=True)
     called = []
-    for name in ("decode_at_once", "decode_by_kernel"):
+    for name in ("decode_at_once", "decode_by_kernel", "decode_by_rows"):
         real = getattr(autoregressive, name)
         monkeypatch.setattr(
             autoregressive, name, lambda *args, real=real, name=name: called.append(name) or real(*args)
         )
-    wanted = {"scan": [], "parallel": ["decode_at_once"], "kernel": ["decode_by_kernel"]}
+    wanted = {
+        "scan": [],
+        "parallel": ["decode_at_once"],
+        "kernel": ["decode_by_kernel"],
+        "rows": ["decode_by_rows"],
+    }
     for decoding, expected in wanted.items():
         called.clear()
         other = Sable(replace(net.config, decoding=decoding), net.spec)

@@ -6,9 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.initializers import normal
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from sable.kernels import retention as kernel
+from sable.kernels import row as row_kernel
 from sable.nets.layers import spread
 from sable.ops import retention, sharding
 
@@ -109,11 +110,27 @@ class MultiScaleRetention(nn.Module):
             out = out + self._heads(past)
         return self._gated(out, gate), told
 
+    def row(
+        self,
+        key: Float[Array, "B E"],
+        past: Float[Array, "B H d d"] | tuple[Float[Array, "B E"], Float[Array, "B E"]],
+        kept: Float[Array, "B N _"],
+        agent: Int[Array, ""],
+    ) -> tuple[Float[Array, "B E"], Float[Array, "B N _"]]:
+        """`team` for the next agent alone, by a kernel: (what is recalled, the keys and values to `remember`,
+        with this agent's beside those of the ones before)."""
+        query, past = past if isinstance(past, tuple) else (None, past)
+        told = self.projections(key)
+        sources = (told,) if query is None else (query, told)
+        return row_kernel.recall(agent[None], sources, past, kept, self.scale, self.bias, self._kappa())
+
     def remember(
-        self, memory: Float[Array, "B H d d"], projections: Float[Array, "B N _"]
+        self, memory: Float[Array, "B H d d"], told: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
-        """The memory that a timestep leaves, from that of the timestep before and what its agents said."""
-        *_, k, v, _ = jnp.split(projections, projections.shape[-1] // self.width, axis=-1)
+        """The memory that a timestep leaves, from that of the timestep before and what its agents told: keys
+        and values, or all projections."""
+        parts = jnp.split(told, told.shape[-1] // self.width, axis=-1)
+        k, v = parts if len(parts) == 2 else parts[-3:-1]
         return retention.told(self.open(memory), self._heads(k), self._heads(v))
 
     def token(

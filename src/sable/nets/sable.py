@@ -29,7 +29,8 @@ class BlockMemory:
 
 
 class Told(tp.NamedTuple):
-    """What the agents of a timestep tell one decoder block's memories: projections [B, N, _]."""
+    """What the agents of a timestep tell one decoder block's memories: projections, or only keys and values,
+    [B, N, _]."""
 
     own: Array
     cross: Array
@@ -40,6 +41,12 @@ Asked = tuple[Array, Array]
 
 Memory = tuple[BlockMemory, ...]
 """One per block; () where nothing is to be remembered."""
+
+
+def nothing_told(config: SableConfig, num_envs: int, num_agents: int) -> tuple[Told, ...]:
+    """What `decode_row` is given before the first agent."""
+    zeros = jnp.zeros((num_envs, num_agents, 2 * config.embed_dim))
+    return (Told(zeros, zeros),) * config.num_blocks
 
 
 def initial_memory(config: SableConfig, num_envs: int) -> Memory:
@@ -107,6 +114,13 @@ class DecoderBlock(nn.Module):
         out, own = self.self_retention.team(x + time, memory.decoder_self)
         r = self._mend(x, out)
         out, cross = self.cross_retention.team(r + time, asked)
+        return self._finish(encoded, out), Told(own, cross)
+
+    def row(self, x, encoded, time, memory, asked, kept, agent):
+        """`timestep` for the next agent alone; `kept` are the keys and values of those before."""
+        out, own = self.self_retention.row(x + time, memory.decoder_self, kept.own, agent)
+        r = self._mend(x, out)
+        out, cross = self.cross_retention.row(r + time, asked, kept.cross, agent)
         return self._finish(encoded, out), Told(own, cross)
 
     def remember(self, memory, told):
@@ -247,6 +261,25 @@ class Sable(nn.Module):
         pasts = memory or _zeros(self.config, x.shape[0])
         for block, past, found in zip(self.decoder, pasts, asked, strict=True):
             x, by_block = block.timestep(x, encoded, clock[:, None], past, found)
+            told.append(by_block)
+        return self.policy_head(x, legal), tuple(told)
+
+    def decode_row(
+        self,
+        encoded: Float[Array, "B E"],
+        legal: Bool[Array, "B A"],
+        clock: Float[Array, "B _"],
+        previous: Array,  # the squashed action of the agent before, or `start_token`
+        memory: Memory,  # not opened
+        asked: tuple[Asked, ...],  # by this agent
+        kept: tuple[Told, ...],  # by the agents before it
+        agent: Int[Array, ""],
+    ) -> tuple[Distribution, tuple[Told, ...]]:
+        """`decode` for the next agent of a timestep, by kernels; what is told is not remembered yet."""
+        x, told = self.embed_action(previous), []
+        pasts = memory or _zeros(self.config, x.shape[0])
+        for block, past, found, earlier in zip(self.decoder, pasts, asked, kept, strict=True):
+            x, by_block = block.row(x, encoded, clock, past, found, earlier, agent)
             told.append(by_block)
         return self.policy_head(x, legal), tuple(told)
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from sable.kernels import decode as kernel
 from sable.nets.mat import MAT
-from sable.nets.sable import Sable, decoder_weights
+from sable.nets.sable import Sable, decoder_weights, nothing_told
 from sable.nets.tokens import next_token, previous_tokens, start_token
 from sable.ops import sharding
 from sable.ops.distributions import Categorical, TanhNormal
@@ -70,7 +70,7 @@ def act(
     noise = jnp.zeros(shape) if key is None else kind.noise(key, shape)  # without noise, the most probable
     given = params, encoded, legal, _apply(net, params, net.clock, time), noise, memory
     if isinstance(net, Sable) and (how := decoding(net)) != "scan":
-        form = decode_at_once if how == "parallel" else decode_by_kernel
+        form = {"parallel": decode_at_once, "kernel": decode_by_kernel, "rows": decode_by_rows}[how]
         told, acted = sharding.apart(partial(form, net), *given)
     else:
         told, acted = decode_in_turn(net, *given)
@@ -86,9 +86,14 @@ def decoding(net: Sable) -> str:
         return config.decoding
     if jax.default_backend() != "gpu":
         return "scan"
+    if not kernel.supported(config.embed_dim, config.num_heads):
+        return "parallel"
+    if (
+        not spec.discrete
+    ):  # no guess of a number comes true early: as many rounds as agents, each of all agents
+        return "rows"
     small = config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK and spec.num_agents <= SMALL_TEAM
-    fits = spec.discrete and kernel.supported(config.embed_dim, config.num_heads)
-    return "kernel" if small and fits else "parallel"
+    return "kernel" if small else "parallel"
 
 
 def decode_in_turn(
@@ -96,20 +101,53 @@ def decode_in_turn(
 ) -> tuple[PyTree, tuple[Array, Array, Array]]:
     """(the memory after, (raw, action, log_prob) of all agents [B, N]), decided one after another."""
 
+    def decide(told, previous, now):
+        encoded, legal = now
+        return _apply(net, params, net.decode, encoded, legal, clock, previous, told)
+
+    opened = _apply(net, params, net.open, memory, encoded.shape[0])
+    told, acted = _in_turn(net, decide, opened, noise, (encoded, legal))
+    return told if memory else (), acted
+
+
+def decode_by_rows(
+    net: Sable, params: PyTree, encoded: Array, legal: Array, clock: Array, noise: Array, memory: PyTree
+) -> tuple[PyTree, tuple[Array, Array, Array]]:
+    """What `decode_in_turn` gives, to rounding, by kernels that leave the memories alone until all agents
+    have decided: interpreted, and slow, without a GPU."""
+
+    def decide(state, previous, now):
+        agent, kept = state
+        encoded, legal, asked = now
+        given = encoded, legal, clock, previous, memory, asked, kept, agent
+        distribution, kept = _apply(net, params, net.decode_row, *given)
+        return distribution, (agent + 1, kept)
+
+    asked = _apply(net, params, net.ask, encoded, clock, memory)
+    nothing = jnp.int32(0), nothing_told(net.config, *encoded.shape[:2])
+    (_, told), acted = _in_turn(net, decide, nothing, noise, (encoded, legal, asked))
+    return _apply(net, params, net.remember, memory, told), acted
+
+
+def _in_turn(
+    net: Net, decide: tp.Callable, state: PyTree, noise: Array, given: PyTree
+) -> tuple[PyTree, tuple[Array, Array, Array]]:
+    """(the state after, (raw, action, log_prob) of all agents) where `decide(state, token, an agent's given)`
+    says (its distribution, the state after)."""
+
     def agent(carry, now):
-        told, previous = carry
-        encoded, legal, noise = now
-        distribution, told = _apply(net, params, net.decode, encoded, legal, clock, previous, told)
+        state, previous = carry
+        noise, given = now
+        distribution, state = decide(state, previous, given)
         raw = distribution.sample_with(noise)
         previous = next_token(net.spec, distribution.squash(raw))
-        return (told, previous), (raw, distribution.scale(raw), distribution.log_prob(raw))
+        return (state, previous), (raw, distribution.scale(raw), distribution.log_prob(raw))
 
     start = start_token(net.spec)
-    start = jnp.broadcast_to(start, (encoded.shape[0], *start.shape))
-    in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, noise))
-    opened = _apply(net, params, net.open, memory, encoded.shape[0])
-    (told, _), acted = jax.lax.scan(agent, (opened, start), in_turn)
-    return told if memory else (), jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
+    start = jnp.broadcast_to(start, (noise.shape[0], *start.shape))
+    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), (noise, given))
+    (state, _), acted = jax.lax.scan(agent, (state, start), turned)
+    return state, jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
 
 
 def decode_at_once(

@@ -18,12 +18,12 @@ def make(spec: EnvSpec, config: SableConfig) -> System:
 
 def make_policy(spec: EnvSpec, config: SableConfig) -> ppo.Policy:
     """The network's side of it."""
-    if config.decoding == "kernel" and not (
-        spec.discrete and decode.supported(config.embed_dim, config.num_heads)
-    ):
+    how, fits = config.decoding, decode.supported(config.embed_dim, config.num_heads)
+    if how in ("kernel", "rows") and not (fits and (spec.discrete or how == "rows")):
+        actions = "discrete actions, and " if how == "kernel" else ""
         raise SableError(
-            "decoding='kernel' takes discrete actions, and an embed_dim that is a power of two and at least "
-            f"16 times num_heads={config.num_heads}; decoding='scan' takes all"
+            f"decoding='{how}' takes {actions}an embed_dim that is a power of two and at least 16 times "
+            f"num_heads={config.num_heads}; decoding='scan' takes all"
         )
     chunk = config.rollout_length if config.memory else 1
     return autoregressive.make_policy(Sable(config, spec), partial(initial_memory, config), chunk)

@@ -1,0 +1,88 @@
+"""Retention for the next agent of a timestep as one GPU kernel (Pallas, Triton).
+
+A scan that carries memories reads and writes all of them for every agent. Within a timestep nothing decays,
+so what an agent recalls is what the memory of the timestep before says, q kappa M, and sum_j (q k_j) v_j over
+the agents up to it: their keys and values are put down, and the memory is written once, when all have
+decided.
+
+`MultiScaleRetention.token` is the truth.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+EPSILON = 1e-6
+AGENTS = 8
+"""Of how many agents a program reads the keys and values at a time."""
+
+
+def recall(
+    agent: Array,  # [1] how many decided before
+    sources: tuple[Array, ...],  # [B, 4 E]: query, key, value, gate; or queries [B, E], and all else
+    past: Array,  # the memory [B, H, d, d] as the timestep before left it; or what it says [B, E]
+    kept: Array,  # [B, N, 2 E] keys and values of those before
+    scale: Array,  # [E] of the norm of what is recalled, one group per head
+    bias: Array,  # [E]
+    kappa: Array,  # [H] decays
+) -> tuple[Array, Array]:
+    """(swish(gate) * norm(retention) [B, E], `kept` with this agent's)."""
+    num_envs, num_heads, head = kept.shape[0], kappa.shape[0], scale.shape[0] // kappa.shape[0]
+    given = (agent, *sources, past, scale, bias, kappa, kept)
+    out_shape = [jax.ShapeDtypeStruct((num_envs, scale.shape[0]), jnp.float32), kept]
+    interpret = jax.default_backend() != "gpu"
+    warps = min(max(head * head // 1024, 1), 8)
+    out, kept = pl.pallas_call(
+        functools.partial(_kernel, head=head),
+        grid=(num_envs, num_heads),
+        in_specs=[*map(_spec, given)],
+        out_specs=[*map(_spec, out_shape)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape],
+        input_output_aliases={len(given) - 1: 1},
+        interpret=interpret,
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=1),
+        name="retention_row",
+    )(*given)
+    return out, kept
+
+
+def _kernel(agent, *refs, head):
+    *sources, past, scale, bias, kappa, before, out, kept = refs
+    width, number, own = out.shape[0], pl.program_id(1), agent[0]
+    start = number * head
+    cols = pl.ds(start, head)
+
+    def part(ref, k):
+        return ref[pl.ds(k * width + start, head)]
+
+    query, key, value, gate = (part(ref, k) for ref in sources for k in range(ref.shape[0] // width))
+    kept[own, cols], kept[own, pl.ds(width + start, head)] = key, value
+
+    def add(j, found):
+        there = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) < own
+        there = jnp.broadcast_to(there[:, None], (AGENTS, head))
+        some = pl.ds(j * AGENTS, AGENTS)
+        keys = triton.load(before.at[some, cols], mask=there, other=0.0)
+        values = triton.load(before.at[some, pl.ds(width + start, head)], mask=there, other=0.0)
+        return found + ((query[None] * keys).sum(axis=1)[:, None] * values).sum(axis=0)
+
+    told = past.ndim == 1
+    found = past[cols] if told else (query[:, None] * past[...]).sum(axis=0) * kappa[number]
+    found = found + (query * key).sum() * value
+    found = jax.lax.fori_loop(0, jax.lax.div(own + AGENTS - 1, AGENTS), add, found)
+    found = found - found.mean()
+    found = found * jax.lax.rsqrt((found * found).mean() + EPSILON)
+    out[cols] = gate * jax.nn.sigmoid(gate) * (found * scale[cols] + bias[cols])
+
+
+def _spec(x) -> pl.BlockSpec:
+    """What a program is given: all of a vector, its own head of a memory, else its own environment."""
+    if len(x.shape) < 2:
+        return pl.BlockSpec(x.shape, lambda b, h: (0,))
+    if len(x.shape) == 4:
+        return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, h: (b, h, 0, 0))
+    return pl.BlockSpec((None, *x.shape[1:]), lambda b, h: (b,) + (0,) * (len(x.shape) - 1))
