@@ -23,8 +23,21 @@ from sable.ops import retention, sharding
 
 EPSILON = 1e-6
 LARGEST_CHUNK = 64
+PACKED = 0.85
+"""How much of a smaller chunk whole timesteps must fill to be worth it."""
 PROGRAMS, TOKENS = 256, 128
 """Programs enough for a GPU, and tokens enough for a program: sequences are cut accordingly."""
+
+
+class Launch(tp.NamedTuple):
+    """Tokens loaded for a chunk, and warps of a program."""
+
+    rows: int
+    warps: int
+
+
+LAUNCHES = {16: Launch(32, 2), 32: Launch(32, 2), 64: Launch(64, 4), 128: Launch(32, 8)}
+"""By channels of a head (benchmarks/README.md)."""
 
 
 class Sizes(tp.NamedTuple):
@@ -50,7 +63,7 @@ class Sizes(tp.NamedTuple):
 
 def supported(head: int) -> bool:
     """Whether the kernels can handle heads of so many channels."""
-    return head in (16, 32, 64, 128)
+    return head in LAUNCHES
 
 
 def chosen(head: int) -> bool:
@@ -174,8 +187,9 @@ class _Cut:
         width = self.states.shape[1] * self.head
         start = width * (len(sources) == 1)
         num_tokens = sources[0].shape[1] // self.num
-        fits = self.causal or 32 % self.num_agents == 0
-        rows = 32 if fits and self.head > 64 else LARGEST_CHUNK
+        rows = LAUNCHES[self.head].rows
+        if not self.causal and rows // self.num_agents * self.num_agents < PACKED * rows:
+            rows = LARGEST_CHUNK
         rows = min(rows, max(16, pl.next_power_of_2(num_tokens)))
         return Sizes(
             num_tokens=num_tokens,
@@ -228,15 +242,19 @@ class _Cut:
             interpret=interpret,
             compiler_params=None
             if interpret
-            else triton.CompilerParams(num_warps=_warps(sizes), num_stages=1),
+            else triton.CompilerParams(num_warps=_warps(sizes), num_stages=_stages(sizes, name)),
             name=name,
         )(*given)
 
 
 def _warps(sizes: Sizes) -> int:
-    if sizes.head > 64:
-        return 8
-    return 2 if sizes.num_tokens <= 16 else 4
+    few = sizes.num_tokens <= 16 and sizes.head <= 64
+    return 2 if few else LAUNCHES[sizes.head].warps
+
+
+def _stages(sizes: Sizes, name: str) -> int:
+    """2: the next chunk is read while one is computed, unless that takes more registers than there are."""
+    return 1 if sizes.head > 64 or (sizes.head == 32 and name == "retention_keys") else 2
 
 
 def _spec(x) -> pl.BlockSpec:

@@ -23,8 +23,10 @@ AGENTS = 8
 
 def recall(
     agent: Array,  # [1] how many decided before
-    sources: tuple[Array, ...],  # [B, 4 E]: query, key, value, gate; or queries [B, E], and all else
-    past: Array,  # the memory [B, H, d, d] as the timestep before left it; or what it says [B, E]
+    told: Array,  # [B, 4 E]: query, key, value, gate; or without the query
+    past: Array
+    | tuple[Array, Array],  # the memory [B, H, d, d] as the timestep before left it; or all agents'
+    # queries and what it says to them, [B, N, E] each
     kept: Array,  # [B, N, 2 E] keys and values of those before
     scale: Array,  # [E] of the norm of what is recalled, one group per head
     bias: Array,  # [E]
@@ -32,10 +34,9 @@ def recall(
 ) -> tuple[Array, Array]:
     """(swish(gate) * norm(retention) [B, E], `kept` with this agent's)."""
     num_envs, num_heads, head = kept.shape[0], kappa.shape[0], scale.shape[0] // kappa.shape[0]
-    given = (agent, *sources, past, scale, bias, kappa, kept)
+    given = (agent, told, *jax.tree.leaves(past), scale, bias, kappa, kept)
     out_shape = [jax.ShapeDtypeStruct((num_envs, scale.shape[0]), jnp.float32), kept]
     interpret = jax.default_backend() != "gpu"
-    warps = min(max(head * head // 1024, 1), 8)
     out, kept = pl.pallas_call(
         functools.partial(_kernel, head=head),
         grid=(num_envs, num_heads),
@@ -44,22 +45,23 @@ def recall(
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape],
         input_output_aliases={len(given) - 1: 1},
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps, num_stages=1),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=2 if head > 64 else 1),
         name="retention_row",
     )(*given)
     return out, kept
 
 
-def _kernel(agent, *refs, head):
-    *sources, past, scale, bias, kappa, before, out, kept = refs
+def _kernel(agent, told, *refs, head):
+    *past, scale, bias, kappa, before, out, kept = refs
     width, number, own = out.shape[0], pl.program_id(1), agent[0]
     start = number * head
     cols = pl.ds(start, head)
-
-    def part(ref, k):
-        return ref[pl.ds(k * width + start, head)]
-
-    query, key, value, gate = (part(ref, k) for ref in sources for k in range(ref.shape[0] // width))
+    *query, key, value, gate = (told[pl.ds(k * width + start, head)] for k in range(told.shape[0] // width))
+    if query:
+        query = query[0]
+        found = (query[:, None] * past[0][...]).sum(axis=0) * kappa[number]
+    else:
+        query, found = (ref[own, cols] for ref in past)
     kept[own, cols], kept[own, pl.ds(width + start, head)] = key, value
 
     def add(j, found):
@@ -70,8 +72,6 @@ def _kernel(agent, *refs, head):
         values = triton.load(before.at[some, pl.ds(width + start, head)], mask=there, other=0.0)
         return found + ((query[None] * keys).sum(axis=1)[:, None] * values).sum(axis=0)
 
-    told = past.ndim == 1
-    found = past[cols] if told else (query[:, None] * past[...]).sum(axis=0) * kappa[number]
     found = found + (query * key).sum() * value
     found = jax.lax.fori_loop(0, jax.lax.div(own + AGENTS - 1, AGENTS), add, found)
     found = found - found.mean()

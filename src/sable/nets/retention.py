@@ -113,16 +113,14 @@ class MultiScaleRetention(nn.Module):
     def row(
         self,
         key: Float[Array, "B E"],
-        past: Float[Array, "B H d d"] | tuple[Float[Array, "B E"], Float[Array, "B E"]],
+        past: Float[Array, "B H d d"] | tuple[Float[Array, "B N E"], Float[Array, "B N E"]],
         kept: Float[Array, "B N _"],
         agent: Int[Array, ""],
     ) -> tuple[Float[Array, "B E"], Float[Array, "B N _"]]:
         """`team` for the next agent alone, by a kernel: (what is recalled, the keys and values to `remember`,
         with this agent's beside those of the ones before)."""
-        query, past = past if isinstance(past, tuple) else (None, past)
-        told = self.projections(key)
-        sources = (told,) if query is None else (query, told)
-        return row_kernel.recall(agent[None], sources, past, kept, self.scale, self.bias, self._kappa())
+        norm_and_decay = self.scale, self.bias, self._kappa()
+        return row_kernel.recall(agent[None], self.projections(key), past, kept, *norm_and_decay)
 
     def remember(
         self, memory: Float[Array, "B H d d"], told: Float[Array, "B N _"]

@@ -271,7 +271,7 @@ class Sable(nn.Module):
         clock: Float[Array, "B _"],
         previous: Array,  # the squashed action of the agent before, or `start_token`
         memory: Memory,  # not opened
-        asked: tuple[Asked, ...],  # by this agent
+        asked: tuple[Asked, ...],
         kept: tuple[Told, ...],  # by the agents before it
         agent: Int[Array, ""],
     ) -> tuple[Distribution, tuple[Told, ...]]:

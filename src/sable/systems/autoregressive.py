@@ -118,14 +118,14 @@ def decode_by_rows(
 
     def decide(state, previous, now):
         agent, kept = state
-        encoded, legal, asked = now
+        encoded, legal = now
         given = encoded, legal, clock, previous, memory, asked, kept, agent
         distribution, kept = _apply(net, params, net.decode_row, *given)
         return distribution, (agent + 1, kept)
 
     asked = _apply(net, params, net.ask, encoded, clock, memory)
     nothing = jnp.int32(0), nothing_told(net.config, *encoded.shape[:2])
-    (_, told), acted = _in_turn(net, decide, nothing, noise, (encoded, legal, asked))
+    (_, told), acted = _in_turn(net, decide, nothing, noise, (encoded, legal))
     return _apply(net, params, net.remember, memory, told), acted
 
 
