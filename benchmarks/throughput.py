@@ -3,19 +3,25 @@
     python benchmarks/throughput.py rware/tiny-4ag null/32ag --systems sable mat ippo
     python benchmarks/throughput.py rware/tiny-4ag --num-seeds 10 --embed-dim 128 --num-blocks 3
     python benchmarks/throughput.py --growth
+    python benchmarks/throughput.py rware/tiny-4ag --brief --kernels 20
 
 One JSON line per task and system, then a table; benchmarks/README.md says what each figure is. Every
 measurement runs in a process of its own, since a device's peak memory is only measured, and given back, by
 one. Settings are those of `sable train`; recipes are not applied.
 """
 
+import collections
+import gzip
 import json
 import multiprocessing
+import re
 import sys
+import tempfile
 import typing as tp
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +36,14 @@ from sable.errors import SableError
 from sable.experiments.rehearsal import Rehearsal, Timing, timed
 from sable.flags import Help, Parser, add_flags, own_classes, parse, tidied
 from sable.training import memory
-from sable.training.program import RunState
+from sable.training.program import RunState, State
 from sable.training.rollout import Situation, collect, pool_of_starts
 
 SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
 """What every on-policy system is measured with unless told otherwise, so that they compare."""
+
+DEFAULTS = {"repeats": 5, "brief": False, "kernels": 0}
+"""How to measure."""
 
 GROWTH = [f"null/{number}ag" for number in (32, 128, 512, 1024, 4096)]
 
@@ -46,11 +55,12 @@ class Job(tp.NamedTuple):
     config: SystemConfig
     repeats: int
     brief: bool
+    kernels: int
 
 
 def measure(job: Job) -> dict[str, tp.Any]:
     """The figures of one system on one task."""
-    run, config, repeats, brief = job
+    run, config, repeats, brief, kernels = job
     try:
         env = envs.make(run.task, **dict(option.split("=", 1) for option in run.options))
         rehearsal = Rehearsal(env, run, config)
@@ -58,13 +68,18 @@ def measure(job: Job) -> dict[str, tp.Any]:
         unit = rehearsal.unit
     finally:
         in_turn.barrier.wait()  # nothing is timed while others still compile
+
+    def step(state: State) -> State:
+        return replace(state, run=unit(state.run, np.int32(1)))
+
     with in_turn.lock:
-        update, state = timed(lambda state: replace(state, run=unit(state.run, np.int32(1))), state, repeats)
+        update, state = timed(step, state, repeats)
         # Read before the parts run one by one: the peak of training alone.
         peak = max(
             (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
         )
         parts = {"update": update}
+        state, longest = profiled(step, state, kernels) if kernels else (state, {})
         if not brief:
             assess = rehearsal.assess
             parts["evaluation"], state = timed(lambda state: assess(state)[0], state, repeats)
@@ -87,7 +102,30 @@ def measure(job: Job) -> dict[str, tp.Any]:
         "peak_bytes": peak or None,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        **({"kernels": longest} if kernels else {}),
     }
+
+
+def profiled(step: tp.Callable, state: tp.Any, most: int) -> tuple[tp.Any, dict[str, tuple[int, float]]]:
+    """(What `step` makes of `state`, its kernels that take longest: calls and milliseconds by name)."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            state = jax.block_until_ready(step(state))
+        events = [
+            event
+            for file in Path(folder).rglob("*.trace.json.gz")
+            for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        ]
+    names = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
+    ran = [event for event in events if "hlo_op" in event.get("args", {})]
+    on_device = [event for event in ran if names[event["pid"]].startswith("/device:")]
+    calls, milliseconds = collections.Counter(), collections.Counter()
+    for event in on_device or ran:
+        name = re.sub(r"[._]+\d+$", "", event["name"])  # XLA numbers those it has several of
+        if name not in ("while", "call", "conditional"):  # their kernels are there by themselves
+            calls[name] += 1
+            milliseconds[name] += event["dur"] / 1e3
+    return state, {name: (calls[name], total) for name, total in milliseconds.most_common(most)}
 
 
 def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict[str, Timing]:
@@ -218,6 +256,9 @@ def make_parser(systems: list[str]) -> Parser:
     parser.add_argument("--repeats", type=int, metavar="INT", help="timed calls (default: 5)")
     parser.add_argument("--brief", action="store_true", help="whole updates only: no parts, no evaluation")
     parser.add_argument(
+        "--kernels", type=int, metavar="INT", help="also the so many kernels an update spends most time in"
+    )
+    parser.add_argument(
         "--at-once", type=int, metavar="INT", help="compile so many at once; each is timed alone (default: 1)"
     )
     parser.add_argument(
@@ -231,9 +272,7 @@ def make_parser(systems: list[str]) -> Parser:
     return parser
 
 
-def make_job(
-    task: str, system: str, num_seeds: int, repeats: int, brief: bool, given: dict[str, tp.Any]
-) -> Job:
+def make_job(task: str, system: str, num_seeds: int, how: dict[str, tp.Any], given: dict[str, tp.Any]) -> Job:
     """The measurement of a system on a task; of the settings given, those that the system has."""
     cls = system_config(system)
     sizes = SIZES if issubclass(cls, PPOConfig) else {}
@@ -241,7 +280,7 @@ def make_job(
     run = {name: value for name, value in given.items() if name in field_names(RunConfig)}
     run |= {"task": task, "system": system, "seeds": tuple(range(num_seeds))}
     tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("options", ())))
-    job = Job(build(RunConfig, run), build(cls, fields), repeats, brief)
+    job = Job(build(RunConfig, run), build(cls, fields), **how)
     check_together(job.config)
     return job
 
@@ -252,17 +291,23 @@ def main(argv: list[str]) -> None:
     systems = first.parse_known_args(tidied(argv))[0].systems
     given = parse(make_parser(systems), argv)
     given.pop("systems", None)
-    fit, repeats, num_seeds = given.pop("growth", False), given.pop("repeats", 5), given.pop("num_seeds", 1)
-    brief, at_once = given.pop("brief", False), given.pop("at_once", 1)
+    fit, num_seeds, at_once = (
+        given.pop(name, default) for name, default in (("growth", False), ("num_seeds", 1), ("at_once", 1))
+    )
+    how = {name: given.pop(name, default) for name, default in DEFAULTS.items()}
     names = given.pop("tasks", []) or (GROWTH if fit else ["rware/tiny-4ag", "null/32ag"])
     rows = []
-    jobs = [make_job(task, name, num_seeds, repeats, brief, given) for task in names for name in systems]
+    jobs = [make_job(task, name, num_seeds, how, given) for task in names for name in systems]
     for start in range(0, len(jobs), at_once):
         rows += (group := in_processes(jobs[start : start + at_once]))
         for row in group:
             print(json.dumps(row), flush=True)
     rows = [row for row in rows if "error" not in row]
     print(f"\n{table(rows)}")
+    for row in rows if how["kernels"] else []:
+        print(f"\n{row['task']} {row['system']}: milliseconds of an update, calls")
+        for name, (calls, milliseconds) in row["kernels"].items():
+            print(f"{milliseconds:9.2f}  {calls:6}  {name}")
     if fit:
         print(f"\n{growth(rows)}")
 

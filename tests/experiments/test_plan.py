@@ -132,12 +132,13 @@ def test_the_command_prints_a_table_or_json(plan, monkeypatch, capsys):
 @pytest.mark.slow
 def test_throughput_runs_on_a_tiny_task():
     flags = "null/2ag --systems ippo --num-envs 2 --rollout-length 4 --num-epochs 1 --num-minibatches 1"
-    flags += " --policy-layers 8 --critic-layers 8 --evaluation-episodes 2 --repeats 2"
+    flags += " --policy-layers 8 --critic-layers 8 --evaluation-episodes 2 --repeats 2 --kernels 3"
     file = Path(__file__).parents[2] / "benchmarks" / "throughput.py"
     done = subprocess.run([sys.executable, file, *flags.split()], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    row, _, head, cells = done.stdout.splitlines()
+    row, _, head, cells, _, _, *kernels = done.stdout.splitlines()
     assert {"steps_per_second", "compile_seconds", "temporary_bytes", "acting_cpu_seconds"} < json.loads(
         row
     ).keys()
     assert head.split()[:3] == ["task", "system", "seeds"] and cells.split()[:3] == ["null/2ag", "ippo", "1"]
+    assert [line.split()[2] for line in kernels] == list(json.loads(row)["kernels"]) and len(kernels) == 3
