@@ -38,7 +38,7 @@ FORWARDS = {"retention", "mend", "finish"}
 BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back"}
 LEARNING = FORWARDS | BACKWARDS | {"retention_team"}  # with the value of what comes after a rollout
 KERNELS = {"sable": ({"retention_team", "finish", "sable_decode"}, LEARNING)}
-KERNELS["sable-continuous"] = {"retention_team", "mend", "finish"}, LEARNING  # decide at once
+KERNELS["sable-continuous"] = {"retention_team", "retention_row", "mend", "finish"}, LEARNING
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
 """The kernels that a mode acts by, and learns by, on a GPU."""
 

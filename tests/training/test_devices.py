@@ -166,7 +166,9 @@ def test_a_run_resumed_on_as_many_devices_is_exact(simulated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", ["sable", "sable-kernel", "sable-parallel", "masac", "qmix", "ippo"])
+@pytest.mark.parametrize(
+    "system", ["sable", "sable-kernel", "sable-parallel", "sable-rows", "masac", "qmix", "ippo"]
+)
 def test_every_split_learns_the_same(system):
     splits = {"8x1": (8, 1), "4x2": (4, 2), "1x8": (1, 8)}
     splits |= {"2x1": (2, 1), "1x2": (1, 2)} if system == "sable" else {}
