@@ -21,12 +21,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from sable.kernels.row import so_far
 from sable.ops import retention
 from sable.types import struct
 
 WARPS = 4
-AGENTS = 8
-"""Of how many agents a program reads the keys and values at a time."""
 
 
 @struct
@@ -194,20 +193,6 @@ def _kernel(*refs, given, left, num_actions, num_heads, shared):
         if shared:
             triton.debug_barrier()
 
-    def sofar(query, keys, values, agent, cols):
-        """sum_j (query k_j) v_j over the agents up to this one, some at a time."""
-
-        def add(j, out):
-            before = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) <= agent
-            before = jnp.broadcast_to(before[:, None], (AGENTS, head))
-            some = pl.ds(j * AGENTS, AGENTS)
-            key = triton.load(keys.at[some, cols], mask=before, other=0.0)
-            value = triton.load(values.at[some, cols], mask=before, other=0.0)
-            return out + ((query[None] * key).sum(axis=1)[:, None] * value).sum(axis=0)
-
-        rounds = jax.lax.div(agent, AGENTS) + 1
-        return jax.lax.fori_loop(0, rounds, add, jnp.zeros((head,), jnp.float32))
-
     def gated(out, gate, scale, bias):
         out = out - out.mean()
         out = out * jax.lax.rsqrt((out * out).mean() + 1e-6)
@@ -227,7 +212,7 @@ def _kernel(*refs, given, left, num_actions, num_heads, shared):
                     )
                     seen = _product(query, told.past[number][h, :, :])
                 share(keys, values, i, cols, key, value)
-                seen += sofar(query, keys, values, i, cols)
+                seen += so_far(query, (keys, cols), (values, cols), i + 1)
                 mixed = gated(seen, gate, block.self_scale[cols], block.self_bias[cols])
                 out += _product(mixed, block.self_out[cols, :])
             r = _rms(x + out, block.norms[0][...])
@@ -237,7 +222,7 @@ def _kernel(*refs, given, left, num_actions, num_heads, shared):
                 key, value, gate = (_product(here, block.cross_in[:, part(k, cols)]) for k in range(3))
                 share(keys, values, i, cols, key, value)
                 query, seen = told.queries[number][i, cols], told.recalled[number][i, cols]
-                seen += sofar(query, keys, values, i, cols)
+                seen += so_far(query, (keys, cols), (values, cols), i + 1)
                 mixed = gated(seen, gate, block.cross_scale[cols], block.cross_bias[cols])
                 out += _product(mixed, block.cross_out[cols, :])
             y = _rms(own + out, block.norms[1][...])

@@ -24,9 +24,9 @@ AGENTS = 8
 def recall(
     agent: Array,  # [1] how many decided before
     told: Array,  # [B, 4 E]: query, key, value, gate; or without the query
-    past: Array
-    | tuple[Array, Array],  # the memory [B, H, d, d] as the timestep before left it; or all agents'
-    # queries and what it says to them, [B, N, E] each
+    # The memory [B, H, d, d] as the timestep before left it; or all agents' queries and what it says to them,
+    # [B, N, E] each:
+    past: Array | tuple[Array, Array],
     kept: Array,  # [B, N, 2 E] keys and values of those before
     scale: Array,  # [E] of the norm of what is recalled, one group per head
     bias: Array,  # [E]
@@ -62,21 +62,29 @@ def _kernel(agent, told, *refs, head):
         found = (query[:, None] * past[0][...]).sum(axis=0) * kappa[number]
     else:
         query, found = (ref[own, cols] for ref in past)
-    kept[own, cols], kept[own, pl.ds(width + start, head)] = key, value
-
-    def add(j, found):
-        there = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) < own
-        there = jnp.broadcast_to(there[:, None], (AGENTS, head))
-        some = pl.ds(j * AGENTS, AGENTS)
-        keys = triton.load(before.at[some, cols], mask=there, other=0.0)
-        values = triton.load(before.at[some, pl.ds(width + start, head)], mask=there, other=0.0)
-        return found + ((query[None] * keys).sum(axis=1)[:, None] * values).sum(axis=0)
-
-    found = found + (query * key).sum() * value
-    found = jax.lax.fori_loop(0, jax.lax.div(own + AGENTS - 1, AGENTS), add, found)
+    value_cols = pl.ds(width + start, head)
+    kept[own, cols], kept[own, value_cols] = key, value
+    found = found + (query * key).sum() * value + so_far(query, (before, cols), (before, value_cols), own)
     found = found - found.mean()
     found = found * jax.lax.rsqrt((found * found).mean() + EPSILON)
     out[cols] = gate * jax.nn.sigmoid(gate) * (found * scale[cols] + bias[cols])
+
+
+def so_far(query, keys, values, num):
+    """sum_j (query k_j) v_j over the first `num` agents, some at a time; both are (array, channels)."""
+    head = query.shape[0]
+
+    def add(j, found):
+        there = j * AGENTS + jax.lax.iota(jnp.int32, AGENTS) < num
+        there = jnp.broadcast_to(there[:, None], (AGENTS, head))
+        key, value = (
+            triton.load(ref.at[pl.ds(j * AGENTS, AGENTS), cols], mask=there, other=0.0)
+            for ref, cols in (keys, values)
+        )
+        return found + ((query[None] * key).sum(axis=1)[:, None] * value).sum(axis=0)
+
+    rounds = jax.lax.div(num + AGENTS - 1, AGENTS)
+    return jax.lax.fori_loop(0, rounds, add, jnp.zeros((head,), jnp.float32))
 
 
 def _spec(x) -> pl.BlockSpec:

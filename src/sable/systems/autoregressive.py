@@ -23,7 +23,8 @@ from sable.types import Decision, Observation, PyTree, Transition
 Net = Sable | MAT
 SMALL_TEAM, SMALL_NETWORK = 64, 64**2
 """Up to how many agents, and how many blocks times squared width, a kernel that decides in turn beats
-deciding at once: beyond, its weights leave the cache."""
+deciding at once: beyond, its weights leave the cache. For every agent those before it are read again, so more
+than so many are not decided for by rows either."""
 
 
 def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int) -> ppo.Policy:
@@ -86,13 +87,11 @@ def decoding(net: Sable) -> str:
         return config.decoding
     if jax.default_backend() != "gpu":
         return "scan"
-    if not kernel.supported(config.embed_dim, config.num_heads):
-        return "parallel"
-    if (
-        not spec.discrete
-    ):  # no guess of a number comes true early: as many rounds as agents, each of all agents
-        return "rows"
-    small = config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK and spec.num_agents <= SMALL_TEAM
+    few = spec.num_agents <= SMALL_TEAM and kernel.supported(config.embed_dim, config.num_heads)
+    # No guess of a number comes true early: at once would take as many rounds as agents, each of all agents.
+    if not spec.discrete:
+        return "rows" if few else "scan"
+    small = few and config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK
     return "kernel" if small else "parallel"
 
 
