@@ -79,6 +79,45 @@ def test_the_kernels_are_the_definition(monkeypatch, name, cut):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
+class Desktop:
+    """Stands in for a GPU whose programs have little memory to share."""
+
+    compute_capability = "8.9"
+
+
+@pytest.mark.parametrize("name", ["wide heads", pytest.param("seeing all agents", marks=slow)])
+def test_the_kernels_are_the_definition_where_there_is_little_room(monkeypatch, name):
+    monkeypatch.setattr(jax, "devices", lambda: [Desktop()])
+    num_agents, num_steps, num_heads, head, causal, cross = CASES[name]
+    given = make(num_agents, num_steps, num_heads, head, cross)
+    truth = everything(partial(defined, num_agents, causal), cross, given)
+    found = everything(partial(kernel.gated, num_agents, causal), cross, given)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+def test_what_finds_no_room_does_not_go_through_the_kernels(monkeypatch):
+    float32, bfloat16 = map(jnp.dtype, ("float32", "bfloat16"))
+    assert kernel.fits(128, 40, False, float32)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [Desktop()])
+    assert kernel.fits(128, 40, False, bfloat16) and kernel.fits(64, 40, True, float32)
+    assert not kernel.fits(128, 4, True, float32) and not kernel.fits(64, 40, False, float32)
+    assert kernel.fits(64, 32, False, float32) and kernel.fits(64, 65, False, float32)
+    assert kernel.team_chosen(64, 32, False) and not kernel.team_chosen(64, 33, False)
+    layer = MultiScaleRetention(128, 1, 0.8, causal=True)
+    x, memory = jax.ShapeDtypeStruct((2, 4, 3, 128), "float32"), jnp.zeros((2, 1, 128, 128))
+    for dtype, by_kernel in ((float32, False), (bfloat16, True)):
+
+        def sequence(x, dtype=dtype):
+            x, first = x.astype(dtype), jnp.zeros((4, 2), bool)
+            params = layer.init(jax.random.key(0), x, x, memory, first, method=layer.sequence)
+            params = jax.tree.map(lambda weight: weight.astype(dtype), params)
+            return layer.apply(params, x, x, memory, first, method=layer.sequence)[0]
+
+        assert ("name=retention" in str(jax.make_jaxpr(sequence)(x))) == by_kernel
+
+
 def test_sequences_are_cut_until_programs_are_enough():
     assert kernel.num_segments(1000, 128, 4) == 1  # there are enough
     assert kernel.num_segments(64, 128, 32) * 64 == kernel.PROGRAMS

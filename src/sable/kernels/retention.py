@@ -39,6 +39,9 @@ class Launch(tp.NamedTuple):
 LAUNCHES = {16: Launch(32, 2), 32: Launch(32, 2), 64: Launch(64, 4), 128: Launch(32, 8)}
 """By channels of a head (benchmarks/README.md)."""
 
+ROOMY = ("8.0", "8.7", "9.0", "10.0", "10.3", "11.0")
+"""Compute capabilities where the threads of a program may share 160 KiB and more; elsewhere they have 99."""
+
 
 class Sizes(tp.NamedTuple):
     """What the kernels are compiled for."""
@@ -69,6 +72,21 @@ def supported(head: int) -> bool:
 def chosen(head: int) -> bool:
     """Whether a layer goes through the kernels: on a GPU, if it can."""
     return jax.default_backend() == "gpu" and supported(head)
+
+
+def fits(head: int, num_agents: int, causal: bool, dtype: jnp.dtype) -> bool:
+    """Whether a GPU has room for the chunks of a layer, which unless causal are whole timesteps."""
+    largest = _largest_chunk(head, dtype)
+    return largest > 0 and (causal or num_agents <= largest or num_agents > LARGEST_CHUNK)
+
+
+def _largest_chunk(head: int, dtype: jnp.dtype) -> int:
+    """The most tokens of a chunk, 0 where none fits. In float32 the gradients of keys share 112 KiB for 64
+    tokens of 64 channels, and as much for 16 of 128."""
+    device = jax.devices()[0]
+    if dtype != jnp.float32 or getattr(device, "compute_capability", ROOMY[0]) in ROOMY:
+        return LARGEST_CHUNK
+    return {64: 32, 128: 0}.get(head, LARGEST_CHUNK)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -106,7 +124,8 @@ def _forward(num_agents, causal, sources, memory, scale, bias, kappa, first):
 
 def team_chosen(head: int, num_agents: int, causal: bool) -> bool:
     """Whether `team` is the way; a large team that is not causal needs the memory after it."""
-    return chosen(head) and (causal or num_agents <= LARGEST_CHUNK)
+    fit = fits(head, num_agents, causal, jnp.dtype(jnp.float32))
+    return chosen(head) and fit and (causal or num_agents <= LARGEST_CHUNK)
 
 
 def team(
@@ -190,6 +209,8 @@ class _Cut:
         rows = LAUNCHES[self.head].rows
         if not self.causal and rows // self.num_agents * self.num_agents < PACKED * rows:
             rows = LARGEST_CHUNK
+        if not self.settled:
+            rows = min(rows, _largest_chunk(self.head, sources[0].dtype))
         rows = min(rows, max(16, pl.next_power_of_2(num_tokens)))
         return Sizes(
             num_tokens=num_tokens,

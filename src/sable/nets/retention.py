@@ -54,9 +54,11 @@ class MultiScaleRetention(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """What is recalled for every token, and the memory after the last timestep."""
-        if self.chunk is None and kernel.chosen(self.width // self.num_heads):
-            return self._by_kernel(query, key, memory, first)
-        q, k, v, gate = self._split(self._sources(query, key))
+        sources, head = self._sources(query, key), self.width // self.num_heads
+        by_kernel = self.chunk is None and kernel.chosen(head)
+        if by_kernel and kernel.fits(head, key.shape[2], self.causal, sources[0].dtype):
+            return self._by_kernel(sources, memory, first)
+        q, k, v, gate = self._split(sources)
         if isinstance(memory, tuple):
             return self._gated(retention.within(q, k, v, causal=self.causal), gate), ()
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
@@ -143,10 +145,9 @@ class MultiScaleRetention(nn.Module):
         """The memory as the first agent of a new timestep finds it."""
         return retention.past(memory, self._kappa(), jnp.zeros(memory.shape[:1], bool))
 
-    def _by_kernel(self, query, key, memory, first):
+    def _by_kernel(self, sources, memory, first):
         """`sequence`, by kernels over all tokens of an environment."""
-        num_envs, num_steps, num_agents = key.shape[:3]
-        sources, past = self._sources(query, key), memory
+        (num_envs, num_steps, num_agents), past = sources[0].shape[:3], memory
         if isinstance(memory, tuple):  # every timestep an episode of its own
             past = jnp.zeros((num_envs, self.num_heads, *[self.width // self.num_heads] * 2))
             first = jnp.ones_like(first)
@@ -157,7 +158,8 @@ class MultiScaleRetention(nn.Module):
             return kernel.gated(num_agents, self.causal, tokens, past, scale, bias, self._kappa(), first)
 
         recalled, after = sharding.apart(recall, (self.scale, self.bias), sources, past, first.T)
-        return recalled.reshape(key.shape), () if isinstance(memory, tuple) else after
+        recalled = recalled.reshape(*sources[0].shape[:3], self.width)
+        return recalled, () if isinstance(memory, tuple) else after
 
     def _kappa(self):
         return retention.kappas(self.num_heads, self.decay_scaling)
