@@ -12,7 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 from sable.config import SableConfig
 from sable.errors import SableError
+from sable.kernels import block as block_kernel
 from sable.kernels import decode as kernel
+from sable.kernels import retention as retention_kernel
 from sable.nets.sable import Sable, decoder_weights, initial_memory
 from sable.nets.tokens import previous_tokens
 from sable.ops.distributions import Categorical, TanhNormal
@@ -189,6 +191,24 @@ def test_what_the_kernels_cannot_do_is_refused(decoding, field, value):
     config = SableConfig(embed_dim=32, decoding=decoding)
     with pytest.raises(SableError, match="decoding='scan' takes all"):
         sable_system.make(spec, replace(config, **{} if field == "discrete" else {field: value}))
+
+
+class Old:
+    """Stands in for a GPU of before 2020, a T4."""
+
+    compute_capability = "7.5"
+
+
+def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
+    spec = EnvSpec(num_agents=2, view_size=6, time_limit=9, num_actions=5)
+    net = Sable(SableConfig(), spec)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert autoregressive.decoding(net) == "kernel"
+    monkeypatch.setattr(jax, "devices", lambda: [Old()])
+    assert autoregressive.decoding(net) == "parallel"
+    assert not block_kernel.chosen(64) and not retention_kernel.chosen(64)
+    with pytest.raises(SableError, match=r"compute capability 8\.0"):
+        sable_system.make(spec, SableConfig(decoding="kernel"))
 
 
 def test_the_switch_switches(monkeypatch):

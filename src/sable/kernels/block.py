@@ -17,6 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from sable.kernels import gpu
 from sable.kernels.retention import dot
 from sable.ops import sharding
 
@@ -44,8 +45,8 @@ def supported(width: int) -> bool:
 
 
 def chosen(width: int) -> bool:
-    """Whether blocks end by the kernels: on a GPU, if they can."""
-    return jax.default_backend() == "gpu" and supported(width)
+    """Whether blocks end by the kernels: on a GPU, if both can."""
+    return gpu.capable() and supported(width)
 
 
 @jax.custom_vjp

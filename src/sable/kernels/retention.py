@@ -19,6 +19,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from sable.kernels import gpu
 from sable.ops import retention, sharding
 
 EPSILON = 1e-6
@@ -38,9 +39,6 @@ class Launch(tp.NamedTuple):
 
 LAUNCHES = {16: Launch(32, 2), 32: Launch(32, 2), 64: Launch(64, 4), 128: Launch(32, 8)}
 """By channels of a head (benchmarks/README.md)."""
-
-ROOMY = ("8.0", "8.7", "9.0", "10.0", "10.3", "11.0")
-"""Compute capabilities where the threads of a program may share 160 KiB and more; elsewhere they have 99."""
 
 
 class Sizes(tp.NamedTuple):
@@ -70,8 +68,8 @@ def supported(head: int) -> bool:
 
 
 def chosen(head: int) -> bool:
-    """Whether a layer goes through the kernels: on a GPU, if it can."""
-    return jax.default_backend() == "gpu" and supported(head)
+    """Whether a layer goes through the kernels: on a GPU, if both can."""
+    return gpu.capable() and supported(head)
 
 
 def fits(head: int, num_agents: int, causal: bool, dtype: jnp.dtype) -> bool:
@@ -83,8 +81,7 @@ def fits(head: int, num_agents: int, causal: bool, dtype: jnp.dtype) -> bool:
 def _largest_chunk(head: int, dtype: jnp.dtype) -> int:
     """The most tokens of a chunk, 0 where none fits. In float32 the gradients of keys share 112 KiB for 64
     tokens of 64 channels, and as much for 16 of 128."""
-    device = jax.devices()[0]
-    if dtype != jnp.float32 or getattr(device, "compute_capability", ROOMY[0]) in ROOMY:
+    if dtype != jnp.float32 or gpu.roomy():
         return LARGEST_CHUNK
     return {64: 32, 128: 0}.get(head, LARGEST_CHUNK)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from sable.kernels import decode as kernel
+from sable.kernels import gpu
 from sable.nets.mat import MAT
 from sable.nets.sable import Sable, decoder_weights, nothing_told
 from sable.nets.tokens import next_token, previous_tokens, start_token
@@ -87,7 +88,8 @@ def decoding(net: Sable) -> str:
         return config.decoding
     if jax.default_backend() != "gpu":
         return "scan"
-    few = spec.num_agents <= SMALL_TEAM and kernel.supported(config.embed_dim, config.num_heads)
+    fits = gpu.capable() and kernel.supported(config.embed_dim, config.num_heads)
+    few = fits and spec.num_agents <= SMALL_TEAM
     # No guess of a number comes true early: at once would take as many rounds as agents, each of all agents.
     if not spec.discrete:
         return "rows" if few else "scan"

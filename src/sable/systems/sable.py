@@ -2,9 +2,11 @@
 
 from functools import partial
 
+import jax
+
 from sable.config import SableConfig
 from sable.errors import SableError
-from sable.kernels import decode
+from sable.kernels import decode, gpu
 from sable.nets.sable import Sable, initial_memory
 from sable.systems import autoregressive, ppo
 from sable.systems.base import System
@@ -24,6 +26,10 @@ def make_policy(spec: EnvSpec, config: SableConfig) -> ppo.Policy:
         raise SableError(
             f"decoding='{how}' takes {actions}an embed_dim that is a power of two and at least 16 times "
             f"num_heads={config.num_heads}; decoding='scan' takes all"
+        )
+    if how in ("kernel", "rows") and jax.default_backend() == "gpu" and not gpu.capable():
+        raise SableError(
+            f"decoding='{how}' takes an NVIDIA GPU of compute capability 8.0 at least; decoding='scan' takes all"
         )
     chunk = config.rollout_length if config.memory else 1
     return autoregressive.make_policy(Sable(config, spec), partial(initial_memory, config), chunk)
