@@ -29,7 +29,8 @@ def make_policy(spec: EnvSpec, config: SableConfig) -> ppo.Policy:
         )
     if how in ("kernel", "rows") and jax.default_backend() == "gpu" and not gpu.capable():
         raise SableError(
-            f"decoding='{how}' takes an NVIDIA GPU of compute capability 8.0 at least; decoding='scan' takes all"
+            f"decoding='{how}' takes an NVIDIA GPU of compute capability 8.0 or more; "
+            "decoding='scan' takes any"
         )
     chunk = config.rollout_length if config.memory else 1
     return autoregressive.make_policy(Sable(config, spec), partial(initial_memory, config), chunk)
