@@ -253,8 +253,8 @@ class _Cut:
         return pl.pallas_call(
             functools.partial(kernel, sizes),
             grid=self.states.shape[:2],
-            in_specs=[*map(_spec, given)],
-            out_specs=[*map(_spec, out_shape)],
+            in_specs=[*map(block_spec, given)],
+            out_specs=[*map(block_spec, out_shape)],
             out_shape=out_shape,
             input_output_aliases=aliases or {},
             interpret=interpret,
@@ -275,7 +275,7 @@ def _stages(sizes: Sizes, name: str) -> int:
     return 1 if sizes.head > 64 or (sizes.head == 32 and name == "retention_keys") else 2
 
 
-def _spec(x) -> pl.BlockSpec:
+def block_spec(x) -> pl.BlockSpec:
     """What a program is given: all of a vector, its own head of a state, else its own segment."""
     if len(x.shape) < 2:
         return pl.BlockSpec(x.shape, lambda b, h: (0,) * len(x.shape))

@@ -16,7 +16,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-EPSILON = 1e-6
+from sable.kernels.retention import EPSILON, block_spec
+
 AGENTS = 8
 """Of how many agents a program reads the keys and values at a time."""
 
@@ -40,8 +41,8 @@ def recall(
     out, kept = pl.pallas_call(
         functools.partial(_kernel, head=head),
         grid=(num_envs, num_heads),
-        in_specs=[*map(_spec, given)],
-        out_specs=[*map(_spec, out_shape)],
+        in_specs=[*map(block_spec, given)],
+        out_specs=[*map(block_spec, out_shape)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape],
         input_output_aliases={len(given) - 1: 1},
         interpret=interpret,
@@ -85,12 +86,3 @@ def so_far(query, keys, values, num):
 
     rounds = jax.lax.div(num + AGENTS - 1, AGENTS)
     return jax.lax.fori_loop(0, rounds, add, jnp.zeros((head,), jnp.float32))
-
-
-def _spec(x) -> pl.BlockSpec:
-    """What a program is given: all of a vector, its own head of a memory, else its own environment."""
-    if len(x.shape) < 2:
-        return pl.BlockSpec(x.shape, lambda b, h: (0,))
-    if len(x.shape) == 4:
-        return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, h: (b, h, 0, 0))
-    return pl.BlockSpec((None, *x.shape[1:]), lambda b, h: (b,) + (0,) * (len(x.shape) - 1))
