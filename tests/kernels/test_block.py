@@ -93,7 +93,12 @@ def both(name, given, transform=lambda f: f):
     [(3, 35, 32), pytest.param((1, 64, 64), marks=slow), pytest.param((3, 67, 128), marks=slow)],
     ids=str,
 )
-def test_the_kernels_are_the_layers(name, shape):
+@pytest.mark.parametrize(
+    "few", [pytest.param(0, id="learning"), pytest.param(1_000, id="acting", marks=slow)]
+)
+def test_the_kernels_are_the_layers(monkeypatch, name, shape, few):
+    """By the launches for many tokens and by those for few."""
+    monkeypatch.setattr(kernel, "FEW", few)
     found, truth = both(name, make(name, shape))
     assert_close(found, truth, 1e-5)
 
@@ -164,10 +169,14 @@ def test_parameters_are_made_alike_whichever_way_is_taken(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [pytest.param(64, marks=slow), 128])
-def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, width, dtype):
+@pytest.mark.parametrize(
+    "few", [pytest.param(0, id="learning"), pytest.param(1_000, id="acting", marks=slow)]
+)
+def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, width, dtype, few):
     """As far as a machine without one can tell: Triton takes every operation of them, and its types agree.
     Seeds side by side make other kernels, with an axis more."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernel, "FEW", few)
     for name, form in FORMS.items():
         given = make(name, (100, width), dtype=dtype)
 

@@ -8,7 +8,6 @@ tokens, which XLA makes of what the kernel writes.
 The layers of `nets.layers`, put together as in `nets.sable`, are the truth.
 """
 
-import functools
 import typing as tp
 
 import jax
@@ -25,17 +24,22 @@ EPSILON = 1e-6
 
 
 class Launch(tp.NamedTuple):
-    """How many tokens a program takes, a power of two, and with how many warps and stages."""
+    """How many tokens a program takes, a power of two, how many channels of weights it reads at a time, and
+    with how many warps and stages."""
 
     rows: int
-    warps: int
+    part: int
+    warps: int = 4
     stages: int = 1
 
 
-FORWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(64, 4)}
-BACKWARD = {32: Launch(64, 4), 64: Launch(64, 4), 128: Launch(32, 4)}
-"""By width."""
-FEW, FOR_FEW = 16_384, Launch(16, 4)
+WHOLE = {32: Launch(64, 32), 64: Launch(64, 64)}
+FORWARD = {**WHOLE, 128: Launch(64, 64, stages=2)}
+BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=2)}
+MEND = {**WHOLE, 128: Launch(64, 128)}
+"""By width (benchmarks/README.md)."""
+FEW = 16_384
+FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 64), 128: Launch(16, 32, stages=2)}
 """For fewer tokens, all learners' together, as while acting: more, smaller programs fill the GPU better."""
 
 
@@ -106,7 +110,7 @@ def mend(
 def _mend(*given):
     mixed, residual, *weights = given
     tokens = _flat(mixed, residual)
-    (out,) = _call(_mend_kernel, "mend", FORWARD, tokens, weights, [tokens[1]])
+    (out,) = _call(_mend_kernel, "mend", MEND, tokens, weights, [tokens[1]])
     return out.reshape(residual.shape), given
 
 
@@ -114,7 +118,7 @@ def _mend_back(given, dout):
     mixed, residual, output, scale = given
     tokens = _flat(mixed, residual, dout)
     like = [tokens[1]] * 2
-    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", BACKWARD, tokens, given[2:], like, 1)
+    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", MEND, tokens, given[2:], like, 1)
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
         dz.reshape(residual.shape),
@@ -139,13 +143,12 @@ def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
     """A program for every few tokens. Last in what comes out are `num_scales` arrays with a row for each
     program: its part of a scale's gradient."""
     num_tokens, width = tokens[0].shape
-    few = num_tokens * sharding.num_learners() < FEW
-    launch, interpret = FOR_FEW if few else launches[width], jax.default_backend() != "gpu"
+    launch, interpret = _launch(launches, tokens[0]), jax.default_backend() != "gpu"
     programs = pl.cdiv(num_tokens, launch.rows)
     given = (*tokens, *weights)
     part = jax.ShapeDtypeStruct((programs, width), jnp.float32)
     return pl.pallas_call(
-        functools.partial(kernel, _Rows(num_tokens, launch.rows)),
+        lambda *refs: kernel(_Tile(num_tokens, launch), *refs),
         grid=(programs,),
         in_specs=[*map(_whole, given)],
         out_specs=[*map(_whole, out_shape), *[pl.BlockSpec((None, width), lambda i: (i, 0))] * num_scales],
@@ -158,95 +161,137 @@ def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
     )(*given)
 
 
+def _launch(launches, tokens) -> Launch:
+    num_tokens, width = tokens.shape
+    if num_tokens * sharding.num_learners() < FEW:
+        return FOR_FEW[width]
+    launch = launches[width]
+    if tokens.dtype == jnp.float32 and launch.part < width:  # so that twice the bytes fit, on any GPU
+        return launch._replace(rows=launch.rows // 2, part=launch.part // 2)
+    return launch
+
+
 def _whole(x) -> pl.BlockSpec:
     return pl.BlockSpec(x.shape, lambda i: (0,) * len(x.shape))
 
 
-class _Rows(tp.NamedTuple):
+class _Tile:
     """The tokens of a program in arrays of all tokens. Past the last there are zeros, whose gradients are
     zero."""
 
-    num_tokens: int
-    num: int
+    def __init__(self, num_tokens, launch):
+        self.rows, self.part, self.start = launch.rows, launch.part, pl.program_id(0) * launch.rows
+        self.there = self.start + jax.lax.iota(jnp.int32, self.rows) < num_tokens
 
     def _at(self, ref, width, column):
         """Their place in `width` channels, and which of them there are."""
-        start = pl.program_id(0) * self.num
-        there = start + jax.lax.iota(jnp.int32, self.num) < self.num_tokens
-        mask = jnp.broadcast_to(there[:, None], (self.num, width))
-        return ref.at[pl.ds(start, self.num), pl.ds(column, width)], mask
+        mask = jnp.broadcast_to(self.there[:, None], (self.rows, width))
+        return ref.at[pl.ds(self.start, self.rows), pl.ds(column, width)], mask
 
-    def load(self, ref):
-        place, mask = self._at(ref, ref.shape[-1], 0)
+    def load(self, ref, part=None):
+        start, width = (part.start, part.size) if part else (0, ref.shape[-1])
+        place, mask = self._at(ref, width, start)
         return triton.load(place, mask=mask, other=0.0)
 
     def store(self, ref, value, column=0):
         place, mask = self._at(ref, value.shape[-1], column)
         triton.store(place, value.astype(ref.dtype), mask=mask)
 
+    def by_parts(self, add, total, width):
+        """`total` after add(a part of `width` channels, total) for each in turn. Weights that come in parts
+        leave registers for tokens, and one is read while the one before is used."""
+        if self.part == width:
+            return add(pl.ds(0, width), total)
+        return jax.lax.fori_loop(
+            0, width // self.part, lambda i, total: add(pl.ds(i * self.part, self.part), total), total
+        )
 
-def _finish_kernel(rows, mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, out):
-    normal, _ = _normal(_sum(rows, mixed, residual, output))
+
+def _finish_kernel(tile, mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, out):
+    normal, _ = _normal(_sum(tile, mixed, residual, output))
     a = normal * first_scale[...][None]
-    gate, inner_in = _hidden(a.astype(out.dtype), gate_and_input)
-    inner = gate * jax.nn.sigmoid(gate) * inner_in
-    normal, _ = _normal(a + dot(inner.astype(out.dtype), ff_output[...]))
-    rows.store(out, normal * second_scale[...][None])
+    normal, _ = _normal(_fed_forward(tile, a, out.dtype, gate_and_input, ff_output))
+    tile.store(out, normal * second_scale[...][None])
 
 
-def _finish_back_kernel(rows, *refs):
+def _finish_back_kernel(tile, *refs):
     mixed, residual, dout, output, first_scale, gate_and_input, ff_output, second_scale, *gradients = refs
     dmixed, dz, a_, dhidden, inner_, dend_, dfirst, dsecond = gradients
     dtype, width = residual.dtype, residual.shape[-1]
-    normal, spread = _normal(_sum(rows, mixed, residual, output))
+    normal, spread = _normal(_sum(tile, mixed, residual, output))
     a = normal * first_scale[...][None]
-    rows.store(a_, a)
-    gate, inner_in = _hidden(a.astype(dtype), gate_and_input)
-    sigmoid = jax.nn.sigmoid(gate)
-    inner = (gate * sigmoid * inner_in).astype(dtype)
-    rows.store(inner_, inner)
-    end, end_spread = _normal(a + dot(inner, ff_output[...]))
-    error = rows.load(dout).astype(jnp.float32)
+    tile.store(a_, a)
+    end, end_spread = _normal(_fed_forward(tile, a, dtype, gate_and_input, ff_output))
+    error = tile.load(dout).astype(jnp.float32)
     dsecond[...] = (error * end).sum(0)
     dend = _through_norm(error * second_scale[...][None], end, end_spread)
-    rows.store(dend_, dend)
-    dinner = dot(dend.astype(dtype), ff_output[...].T)
-    dgate = (dinner * inner_in * sigmoid * (1 + gate * (1 - sigmoid))).astype(dtype)
-    dinner_in = (dinner * gate * sigmoid).astype(dtype)
-    rows.store(dhidden, dgate)
-    rows.store(dhidden, dinner_in, width)
-    da = dend + dot(dgate, gate_and_input[:, pl.ds(0, width)].T)
-    da = da + dot(dinner_in, gate_and_input[:, pl.ds(width, width)].T)
+    tile.store(dend_, dend)
+    a, dend_in = a.astype(dtype), dend.astype(dtype)
+
+    def through(part, da):
+        gate, inner_in = _hidden(a, gate_and_input, part)
+        sigmoid = jax.nn.sigmoid(gate)
+        tile.store(inner_, gate * sigmoid * inner_in, part.start)
+        dinner = dot(dend_in, ff_output[part, :].T)
+        dgate = (dinner * inner_in * sigmoid * (1 + gate * (1 - sigmoid))).astype(dtype)
+        dinner_in = (dinner * gate * sigmoid).astype(dtype)
+        tile.store(dhidden, dgate, part.start)
+        tile.store(dhidden, dinner_in, width + part.start)
+        da = da + dot(dgate, gate_and_input[:, part].T)
+        return da + dot(dinner_in, gate_and_input[:, pl.ds(width + part.start, part.size)].T)
+
+    da = tile.by_parts(through, dend, width)
     dfirst[...] = (da * normal).sum(0)
-    _through_sum(rows, _through_norm(da * first_scale[...][None], normal, spread), output, dmixed, dz)
+    _through_sum(tile, _through_norm(da * first_scale[...][None], normal, spread), output, dmixed, dz)
 
 
-def _mend_kernel(rows, mixed, residual, output, scale, out):
-    normal, _ = _normal(_sum(rows, mixed, residual, output))
-    rows.store(out, normal * scale[...][None])
+def _mend_kernel(tile, mixed, residual, output, scale, out):
+    normal, _ = _normal(_sum(tile, mixed, residual, output))
+    tile.store(out, normal * scale[...][None])
 
 
-def _mend_back_kernel(rows, mixed, residual, dout, output, scale, dmixed, dz, dscale):
-    normal, spread = _normal(_sum(rows, mixed, residual, output))
-    error = rows.load(dout).astype(jnp.float32)
+def _mend_back_kernel(tile, mixed, residual, dout, output, scale, dmixed, dz, dscale):
+    normal, spread = _normal(_sum(tile, mixed, residual, output))
+    error = tile.load(dout).astype(jnp.float32)
     dscale[...] = (error * normal).sum(0)
-    _through_sum(rows, _through_norm(error * scale[...][None], normal, spread), output, dmixed, dz)
+    _through_sum(tile, _through_norm(error * scale[...][None], normal, spread), output, dmixed, dz)
 
 
-def _sum(rows, mixed, residual, output):
-    return dot(rows.load(mixed), output[...]) + rows.load(residual).astype(jnp.float32)
+def _sum(tile, mixed, residual, output):
+    def add(part, total):
+        return total + dot(tile.load(mixed, part), output[part, :])
+
+    return tile.by_parts(add, tile.load(residual).astype(jnp.float32), output.shape[0])
 
 
-def _through_sum(rows, error, output, dmixed, dresidual):
+def _through_sum(tile, error, output, dmixed, dresidual):
     """Writes the gradients of what `_sum` adds."""
-    rows.store(dresidual, error)
-    rows.store(dmixed, dot(error.astype(dresidual.dtype), output[...].T))
+    tile.store(dresidual, error)
+    error = error.astype(dresidual.dtype)
+
+    def write(part, total):
+        tile.store(dmixed, dot(error, output[part, :].T), part.start)
+        return total
+
+    tile.by_parts(write, 0, output.shape[0])
 
 
-def _hidden(a, gate_and_input):
-    """(gate, input) of the feed-forward layer."""
+def _fed_forward(tile, a, dtype, gate_and_input, ff_output):
+    """a + SwiGLU(a)."""
+    given = a.astype(dtype)
+
+    def add(part, total):
+        gate, inner_in = _hidden(given, gate_and_input, part)
+        inner = gate * jax.nn.sigmoid(gate) * inner_in
+        return total + dot(inner.astype(dtype), ff_output[part, :])
+
+    return tile.by_parts(add, a, a.shape[-1])
+
+
+def _hidden(a, gate_and_input, part):
+    """(gate, input) of some channels of the feed-forward layer."""
     width = a.shape[-1]
-    return tuple(dot(a, gate_and_input[:, pl.ds(start, width)]) for start in (0, width))
+    return tuple(dot(a, gate_and_input[:, pl.ds(start + part.start, part.size)]) for start in (0, width))
 
 
 def _normal(x):
