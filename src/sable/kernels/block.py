@@ -39,8 +39,9 @@ BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=2)}
 MEND = {**WHOLE, 128: Launch(64, 128)}
 """By width (benchmarks/README.md)."""
 FEW = 16_384
-FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 64), 128: Launch(16, 32, stages=2)}
-"""For fewer tokens, all learners' together, as while acting: more, smaller programs fill the GPU better."""
+FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 32, stages=2), 128: Launch(32, 32, stages=2)}
+"""Forwards for fewer tokens, all learners' together, as while acting: more, smaller programs fill the GPU
+better."""
 
 
 def supported(width: int) -> bool:
@@ -70,7 +71,9 @@ def finish(
 def _finish(*given):
     mixed, residual, *weights = given
     tokens = _flat(mixed, residual)
-    (out,) = _call(_finish_kernel, "finish", FORWARD, tokens, weights, [tokens[1]])
+    like = tokens[1]
+    launch = _launch(FORWARD, like, FOR_FEW)
+    (out,) = _call(_finish_kernel, "finish", launch, tokens, weights, [like])
     return out.reshape(residual.shape), given
 
 
@@ -79,8 +82,9 @@ def _finish_back(given, dout):
     tokens, weights = _flat(mixed, residual, dout), given[2:]
     like = tokens[1]
     wide = jax.ShapeDtypeStruct((like.shape[0], 2 * like.shape[1]), like.dtype)
+    shapes, launch = [like, like, like, wide, like, like], _launch(BACKWARD, like)
     dmixed, dz, a, dhidden, inner, dend, *dscales = _call(
-        _finish_back_kernel, "finish_back", BACKWARD, tokens, weights, [like, like, like, wide, like, like], 2
+        _finish_back_kernel, "finish_back", launch, tokens, weights, shapes, 2
     )
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
@@ -110,15 +114,17 @@ def mend(
 def _mend(*given):
     mixed, residual, *weights = given
     tokens = _flat(mixed, residual)
-    (out,) = _call(_mend_kernel, "mend", MEND, tokens, weights, [tokens[1]])
+    like = tokens[1]
+    (out,) = _call(_mend_kernel, "mend", _launch(MEND, like, FOR_FEW), tokens, weights, [like])
     return out.reshape(residual.shape), given
 
 
 def _mend_back(given, dout):
     mixed, residual, output, scale = given
     tokens = _flat(mixed, residual, dout)
-    like = [tokens[1]] * 2
-    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", MEND, tokens, given[2:], like, 1)
+    like = tokens[1]
+    launch = _launch(MEND, like)
+    dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", launch, tokens, given[2:], [like, like], 1)
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
         dz.reshape(residual.shape),
@@ -139,11 +145,11 @@ def _weight_gradient(tokens, error, weight):
     return jnp.dot(tokens.T, error, preferred_element_type=jnp.float32).astype(weight.dtype)
 
 
-def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
+def _call(kernel, name, launch, tokens, weights, out_shape, num_scales=0):
     """A program for every few tokens. Last in what comes out are `num_scales` arrays with a row for each
     program: its part of a scale's gradient."""
     num_tokens, width = tokens[0].shape
-    launch, interpret = _launch(launches, tokens[0]), jax.default_backend() != "gpu"
+    interpret = jax.default_backend() != "gpu"
     programs = pl.cdiv(num_tokens, launch.rows)
     given = (*tokens, *weights)
     part = jax.ShapeDtypeStruct((programs, width), jnp.float32)
@@ -161,12 +167,12 @@ def _call(kernel, name, launches, tokens, weights, out_shape, num_scales=0):
     )(*given)
 
 
-def _launch(launches, tokens) -> Launch:
+def _launch(launches, tokens, for_few=None) -> Launch:
     num_tokens, width = tokens.shape
-    if num_tokens * sharding.num_learners() < FEW:
-        return FOR_FEW[width]
+    if for_few and num_tokens * sharding.num_learners() < FEW:
+        return for_few[width]
     launch = launches[width]
-    if tokens.dtype == jnp.float32 and launch.part < width:  # so that twice the bytes fit, on any GPU
+    if tokens.dtype == jnp.float32 and width > 64:  # twice the bytes must fit, on any GPU
         return launch._replace(rows=launch.rows // 2, part=launch.part // 2)
     return launch
 

@@ -266,8 +266,8 @@ class _Cut:
 
 
 def _warps(sizes: Sizes) -> int:
-    few = sizes.num_tokens <= 16 and sizes.head <= 64
-    return 2 if few else LAUNCHES[sizes.head].warps
+    few = sizes.num_tokens <= 16
+    return max(1, sizes.head // 32) if few else LAUNCHES[sizes.head].warps
 
 
 def _stages(sizes: Sizes, name: str) -> int:
