@@ -1,4 +1,4 @@
-"""The GPU kernels that end a block: outputs and gradients are those of the layers."""
+"""The GPU kernels that end a block or begin a head: outputs and gradients are those of the layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from sable.systems import autoregressive
 from sable.types import EnvSpec
 
 slow = pytest.mark.slow
-FORMS = {"finish": kernel.finish, "mend": kernel.mend}
+FORMS = {"finish": kernel.finish, "mend": kernel.mend, "head": kernel.head}
 
 
 def norm(x, scale):
@@ -34,7 +34,11 @@ def finish(mixed, residual, output, first_scale, gate_and_input, ff_output, seco
     return norm(a + SwiGLU(a.shape[-1]).apply({"params": weights}, a), second_scale)
 
 
-LAYERS = {"finish": finish, "mend": mend}
+def head(x, weight, bias):
+    return norm(jax.nn.gelu(x @ weight + bias), jnp.ones_like(bias))
+
+
+LAYERS = {"finish": finish, "mend": mend, "head": head}
 
 
 def make(name, shape, key=0, dtype="float32"):
@@ -55,6 +59,8 @@ def make(name, shape, key=0, dtype="float32"):
     )
     if name == "finish":
         given += weight(keys[4], 2 * width), weight(keys[5]), scale(keys[6])
+    if name == "head":
+        given = given[0], *given[2:]
     return tuple(x.astype(dtype) for x in given)
 
 
@@ -87,7 +93,7 @@ def both(name, given, transform=lambda f: f):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["finish", pytest.param("mend", marks=slow)])
+@pytest.mark.parametrize("name", ["finish", *(pytest.param(name, marks=slow) for name in ("mend", "head"))])
 @pytest.mark.parametrize(
     "shape",
     [(3, 35, 32), pytest.param((1, 64, 64), marks=slow), pytest.param((3, 67, 128), marks=slow)],
@@ -153,10 +159,10 @@ def test_a_network_learns_the_same_by_the_kernels(monkeypatch, memory):
     asked = []
     monkeypatch.setattr(kernel, "chosen", lambda width: not asked.append(width))
     found = jax.jit(partial(network_gradients, config))(params)
-    assert asked == [32, 32, 32]  # once by the encoder's block, twice by the decoder's
+    assert asked == [32] * 5  # once by the encoder's block, twice by the decoder's, and by two heads
     assert_close(jax.tree.leaves(found), jax.tree.leaves(truth), 2e-5)
     jax.eval_shape(partial(network_gradients, replace(config, chunk_size=2)), params)
-    assert len(asked) == 3  # chunks that are asked for are had
+    assert len(asked) == 7  # chunks that are asked for are had, so by the heads only
 
 
 def test_parameters_are_made_alike_whichever_way_is_taken(monkeypatch):
@@ -186,4 +192,4 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, width, 
         seeds = tuple(jnp.stack([x, x]) for x in given)
         for call, arguments in ((one, given), (jax.vmap(one), seeds)):
             jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
-    assert len(triton_modules) == 8
+    assert len(triton_modules) == 12

@@ -1,4 +1,5 @@
-"""What ends a block of the network, as GPU kernels (Pallas, Triton): one forwards, one backwards.
+"""What ends a block of the network, and what begins a head, as GPU kernels (Pallas, Triton): one forwards,
+one backwards.
 
 While learning, this is bound by memory: XLA reads or writes an array of all tokens some 75 times for it. Here
 a program takes a few tokens through products, norms and gate, all in registers, and writes only what comes
@@ -37,6 +38,7 @@ WHOLE = {32: Launch(64, 32), 64: Launch(64, 64)}
 FORWARD = {**WHOLE, 128: Launch(64, 64, stages=2)}
 BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=2)}
 MEND = {**WHOLE, 128: Launch(64, 128)}
+HEAD_BACKWARD = {**WHOLE, 128: Launch(32, 128)}
 """By width (benchmarks/README.md)."""
 FEW = 16_384
 FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 32, stages=2), 128: Launch(32, 32, stages=2)}
@@ -134,6 +136,34 @@ def _mend_back(given, dout):
 
 
 mend.defvjp(_mend, _mend_back)
+
+
+@jax.custom_vjp
+def head(
+    tokens: Array,  # [.., E]
+    weight: Array,  # [E, E]
+    bias: Array,  # [E]
+) -> Array:
+    """norm(gelu(tokens W + b)), a norm without a scale."""
+    return _head(tokens, weight, bias)[0]
+
+
+def _head(*given):
+    (tokens,), weights = _flat(given[0]), given[1:]
+    (out,) = _call(_head_kernel, "head", _launch(MEND, tokens, FOR_FEW), (tokens,), weights, [tokens])
+    return out.reshape(given[0].shape), given
+
+
+def _head_back(given, dout):
+    x, weight, bias = given
+    tokens = _flat(x, dout)
+    like = tokens[0]
+    launch = _launch(HEAD_BACKWARD, like)
+    dx, dhidden, dbias = _call(_head_back_kernel, "head_back", launch, tokens, given[1:], [like, like], 1)
+    return dx.reshape(x.shape), _weight_gradient(like, dhidden, weight), dbias.sum(0).astype(bias.dtype)
+
+
+head.defvjp(_head, _head_back)
 
 
 def _flat(*tokens):
@@ -263,11 +293,31 @@ def _mend_back_kernel(tile, mixed, residual, dout, output, scale, dmixed, dz, ds
     _through_sum(tile, _through_norm(error * scale[...][None], normal, spread), output, dmixed, dz)
 
 
-def _sum(tile, mixed, residual, output):
-    def add(part, total):
-        return total + dot(tile.load(mixed, part), output[part, :])
+def _head_kernel(tile, x, weight, bias, out):
+    normal, _ = _normal(jax.nn.gelu(_product(tile, x, weight, bias[...][None])))
+    tile.store(out, normal)
 
-    return tile.by_parts(add, tile.load(residual).astype(jnp.float32), output.shape[0])
+
+def _head_back_kernel(tile, x, dout, weight, bias, dx, dhidden_, dbias):
+    out, through_gelu = jax.vjp(jax.nn.gelu, _product(tile, x, weight, bias[...][None]))
+    (dhidden,) = through_gelu(_through_norm(tile.load(dout).astype(jnp.float32), *_normal(out)))
+    dbias[...] = dhidden.sum(0)
+    _through_sum(tile, dhidden, weight, dx, dhidden_)
+
+
+def _sum(tile, mixed, residual, output):
+    return _product(tile, mixed, output, tile.load(residual))
+
+
+def _product(tile, tokens, weight, added):
+    """tokens @ weight + added."""
+
+    def add(part, total):
+        return total + dot(tile.load(tokens, part), weight[part, :])
+
+    width = weight.shape[0]
+    added = jnp.broadcast_to(added.astype(jnp.float32), (tile.rows, width))
+    return tile.by_parts(add, added, width)
 
 
 def _through_sum(tile, error, output, dmixed, dresidual):

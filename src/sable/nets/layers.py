@@ -6,10 +6,12 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import normal, orthogonal
+from flax.linen.initializers import normal, orthogonal, zeros
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config import SystemConfig
+from sable.kernels import block
+from sable.ops import sharding
 from sable.ops.distributions import Distribution, masked_categorical, tanh_normal
 from sable.types import EnvSpec
 
@@ -29,6 +31,23 @@ spread = jax.custom_vjp(_broadcast, nondiff_argnums=(1,))
 """(x [E], shape [.., E]) -> `x` for every token. Its gradient, a sum over tokens, is taken as a matrix
 product on a CPU, where XLA's reductions over leading axes are several times slower."""
 spread.defvjp(lambda x, shape: (_broadcast(x, shape), None), _spread_backward)
+
+
+def _pick(rows: Float[Array, "R E"], index: Int[Array, "*b"]) -> Float[Array, "*b E"]:
+    return jnp.take(rows, index, axis=0, mode="clip")
+
+
+def _pick_backward(given: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    rows, index = given
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    chosen = nn.one_hot(index.reshape(-1), rows.shape[0], dtype=gradient.dtype)
+    return jnp.dot(chosen.T, gradient, preferred_element_type=jnp.float32).astype(gradient.dtype), None
+
+
+pick = jax.custom_vjp(_pick)
+"""(rows [R, E], index) -> rows[index]. Its gradient is a matrix product: that of indexing would add token
+after token to the same few rows."""
+pick.defvjp(lambda rows, index: (_pick(rows, index), (rows, index)), _pick_backward)
 
 
 class RMSNorm(nn.Module):
@@ -67,6 +86,25 @@ class LayerNorm(nn.Module):
 def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str | None = None) -> nn.Dense:
     """A dense layer with orthogonal weights of this gain."""
     return nn.Dense(features, use_bias=bias, kernel_init=orthogonal(gain), name=name)
+
+
+class Projection(nn.Module):
+    """A dense layer after a norm, which comes in parts: its scale and bias go into the weights. Their
+    gradients come from the weights', and none is computed of every input, as a norm by itself would need."""
+
+    width: int
+    bias: bool = True
+    gain: float = 2**0.5
+
+    @nn.compact
+    def __call__(
+        self, normal: Float[Array, "*b F"], scale: Float[Array, " F"], shift: Float[Array, " F"] | None
+    ) -> Float[Array, "*b E"]:
+        kernel = self.param("kernel", orthogonal(self.gain), (normal.shape[-1], self.width))
+        x = normal @ (kernel * scale[:, None])
+        if shift is not None:
+            x = x + spread(shift @ kernel, x.shape)
+        return x + spread(self.param("bias", zeros, (self.width,)), x.shape) if self.bias else x
 
 
 class SwiGLU(nn.Module):
@@ -140,10 +178,15 @@ class Head(nn.Module):
     def setup(self):
         self.hidden = dense(self.width)
         self.norm = RMSNorm()
-        self.output = dense(self.features, 0.01)
+        self.output = Projection(self.features, gain=0.01)
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b out"]:
-        return self.output(self.norm(nn.gelu(self.hidden(x))))
+        if block.chosen(self.width) and not self.is_initializing():
+            own = self.variables["params"]
+            weights = own["hidden"]["kernel"], own["hidden"]["bias"]
+            normal = sharding.apart(lambda weights, x: block.head(x, *weights), weights, x)
+            return self.output(normal, own["norm"]["scale"], None)
+        return self.output(*self.norm.parts(nn.gelu(self.hidden(x))))
 
 
 def time_encoding(time: Int[Array, "*b"], width: int) -> Float[Array, "*b E"]:

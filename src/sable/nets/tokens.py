@@ -4,30 +4,20 @@ import typing as tp
 
 import flax.linen as nn
 import jax.numpy as jnp
-from flax.linen.initializers import orthogonal, zeros
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.nets.layers import ActionDistribution, AgentEmbedding, Head, LayerNorm, RMSNorm, dense, spread
+from sable.nets.layers import (
+    ActionDistribution,
+    AgentEmbedding,
+    Head,
+    LayerNorm,
+    Projection,
+    RMSNorm,
+    dense,
+    pick,
+)
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec
-
-
-class Projection(nn.Module):
-    """A dense layer after a norm, which comes in parts: its scale and bias go into the weights. Their
-    gradients come from the weights', and none is computed of every input, as a norm by itself would need."""
-
-    width: int
-    bias: bool
-
-    @nn.compact
-    def __call__(
-        self, normal: Float[Array, "*b F"], scale: Float[Array, " F"], shift: Float[Array, " F"] | None
-    ) -> Float[Array, "*b E"]:
-        kernel = self.param("kernel", orthogonal(2**0.5), (normal.shape[-1], self.width))
-        x = normal @ (kernel * scale[:, None])
-        if shift is not None:
-            x = x + spread(shift @ kernel, x.shape)
-        return x + spread(self.param("bias", zeros, (self.width,)), x.shape) if self.bias else x
 
 
 class ViewEmbedding(nn.Module):
@@ -59,7 +49,8 @@ class ViewEmbedding(nn.Module):
 
 
 class ActionEmbedding(nn.Module):
-    """norm(gelu(token W)), of a one-hot over the start and all actions, or of a continuous action."""
+    """norm(gelu(token W)), of a one-hot over the start and all actions, or of a continuous action. Of the
+    former there are so few that each is computed once."""
 
     width: int
     spec: EnvSpec
@@ -70,9 +61,9 @@ class ActionEmbedding(nn.Module):
         self.norm = RMSNorm()
 
     def __call__(self, token: Array, dtype: tp.Any = jnp.float32) -> Float[Array, "*b E"]:
-        if self.spec.discrete:
-            token = nn.one_hot(token, self.spec.num_actions + 1)
-        return self.norm(nn.gelu(self.projection(token.astype(dtype))))
+        tokens = jnp.eye(self.spec.num_actions + 1) if self.spec.discrete else token
+        rows = self.norm(nn.gelu(self.projection(tokens.astype(dtype))))
+        return pick(rows, token) if self.spec.discrete else rows
 
 
 class PolicyHead(nn.Module):
