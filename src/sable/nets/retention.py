@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float, Int
 
+from sable.kernels import memory as memory_kernel
 from sable.kernels import retention as kernel
 from sable.kernels import row as row_kernel
 from sable.nets.layers import spread
@@ -77,7 +78,7 @@ class MultiScaleRetention(nn.Module):
         if isinstance(memory, tuple):
             return self._gated(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
         if self._team_by_kernel(x.shape[1]):
-            return self._team(sources, memory), retention.told(self.open(memory), k, v)
+            return self._team(sources, memory), self.remember(memory, sources[0])
         opened = jnp.zeros(x.shape[:1], bool)
         out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
         return self._gated(out, gate), memory
@@ -129,9 +130,16 @@ class MultiScaleRetention(nn.Module):
     ) -> Float[Array, "B H d d"]:
         """The memory that a timestep leaves, from that of the timestep before and what its agents told: keys
         and values, or all projections."""
-        parts = jnp.split(told, told.shape[-1] // self.width, axis=-1)
-        k, v = parts if len(parts) == 2 else parts[-3:-1]
-        return retention.told(self.open(memory), self._heads(k), self._heads(v))
+        start = self.width if told.shape[-1] == 4 * self.width else 0  # after the queries
+        keys, values = start, start + self.width
+        if memory_kernel.chosen(self.width // self.num_heads, told.shape[1]):
+
+            def write(kappa, memory, told):
+                return memory_kernel.remember(memory, told, kappa, (keys, values))
+
+            return sharding.apart(write, self._kappa(), memory, told)
+        k, v = (self._heads(told[..., at : at + self.width]) for at in (keys, values))
+        return retention.told(self.open(memory), k, v)
 
     def token(
         self, query: Float[Array, "B E"], key: Float[Array, "B E"], memory: Float[Array, "B H d d"]

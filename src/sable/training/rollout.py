@@ -8,6 +8,7 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
+from sable.kernels.memory import forget
 from sable.ops import sharding, tree
 from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
@@ -69,7 +70,7 @@ def collect(
             lambda x: sharding.sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
         )
         # Forgotten here, where the memory is written anyway, not where it is read again.
-        memory = tree.reset(decision.memory, timestep.first)
+        memory = forget(decision.memory, timestep.first)
         return Situation(env_state=env_state, timestep=timestep, memory=memory), (transition, ended)
 
     situation = replace(situation, memory=tree.reset(situation.memory, situation.timestep.first))
