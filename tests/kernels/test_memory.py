@@ -1,4 +1,4 @@
-"""The GPU kernels that write memories: what they leave is what the definition leaves."""
+"""The GPU kernels that ask and write memories: what they say and leave is what the definition does."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,21 @@ def make(num_envs, num_agents, num_heads, head, parts, key=0):
     keys, width = jax.random.split(jax.random.key(key), 2), num_heads * head
     memory = jax.random.normal(keys[0], (num_envs, num_heads, head, head))
     return memory, jax.random.normal(keys[1], (num_envs, num_agents, parts * width))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_a_memory_says_what_the_definition_recalls(heads):
+    (num_heads, head), kappa = heads, retention.kappas(heads[0], 0.8)
+    seeds = jax.tree.map(lambda *x: jnp.stack(x), *(make(3, 5, *heads, 1, key) for key in range(2)))
+
+    def definition(memory, query):
+        opened = retention.past(memory, kappa, jnp.zeros(3, bool))
+        query = query.reshape(3, 5, num_heads, head)
+        return jnp.einsum("bnhi,bhij->bnhj", query, opened, precision="highest").reshape(3, 5, -1)
+
+    found = jax.jit(jax.vmap(lambda *given: kernel.ask(*given, kappa)))(*seeds)
+    np.testing.assert_allclose(found, jax.jit(jax.vmap(definition))(*seeds), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -68,13 +83,14 @@ def test_other_memories_are_forgotten_all_the_same(monkeypatch, memory):
 def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(retention_kernel, "chosen", retention_kernel.supported)
-    memory, told = make(3, 5, 2, 32, 4)
+    (memory, told), kappa = make(3, 5, 2, 32, 4), retention.kappas(2, 0.8)
 
     def step(memory, told, first):
-        return kernel.forget(kernel.remember(memory, told, retention.kappas(2, 0.8), (64, 128)), first)
+        found = kernel.ask(memory, told[..., :64], kappa)
+        return found, kernel.forget(kernel.remember(memory, told, kappa, (64, 128)), first)
 
     given = memory, told, jnp.zeros(3, bool)
     seeds = jax.tree.map(lambda x: jnp.stack([x, x]), given)
     for call, arguments in ((step, given), (jax.vmap(step), seeds)):
         jax.jit(call).trace(*arguments).lower(lowering_platforms=("cuda",))
-    assert len(triton_modules) == 4
+    assert len(triton_modules) == 6

@@ -41,7 +41,7 @@ LEARNING = (
 )  # with the value of what comes after a rollout
 KERNELS = {"sable": ({"retention_team", "remember", "finish", "head", "sable_decode"}, LEARNING)}
 KERNELS["sable-continuous"] = (
-    {"retention_team", "retention_row", "remember", "mend", "finish", "head"},
+    {"retention_team", "retention_row", "ask", "remember", "mend", "finish", "head"},
     LEARNING,
 )
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
@@ -60,7 +60,7 @@ def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
     acting = jax.make_jaxpr(played.policy.act)(params, last, played.rollout.last_memory, order, key)
     learning = jax.make_jaxpr(played.learn)(played.learner, played.rollout, key)
     found = tuple(
-        set(re.findall(r"\bname=((?:sable|retention|remember|mend|finish|head)_?\w*)", str(x)))
+        set(re.findall(r"\bname=((?:sable|retention|ask|remember|mend|finish|head)_?\w*)", str(x)))
         for x in (acting, learning)
     )
     assert found == (KERNELS[mode] if jax.default_backend() == "gpu" else (set(), set()))

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from dataclasses import replace
 
 import jax
@@ -20,7 +21,7 @@ from sable.nets.tokens import previous_tokens
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import autoregressive
 from sable.systems import sable as sable_system
-from sable.types import EnvSpec
+from sable.types import EnvSpec, Observation
 
 KEY = jax.random.key(3)
 BATCH = 3
@@ -69,7 +70,7 @@ QUICK = [
 
 
 def marks(form, num_agents, *rest):
-    gpu = [pytest.mark.gpu] if form is not AT_ONCE or num_agents == 40 else []
+    gpu = [pytest.mark.gpu] if form is not AT_ONCE or num_agents > 1 else []
     return gpu if (form, num_agents, *rest) in QUICK else [*gpu, pytest.mark.slow]
 
 
@@ -211,6 +212,26 @@ def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
         sable_system.make(spec, SableConfig(decoding="kernel"))
 
 
+def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
+    """All that a timestep of a few agents goes through: recalling, asking, writing, ends of blocks, heads."""
+    net, params, *_, past = make(5, discrete=True, memory=True)
+    net = Sable(replace(net.config, decoding="parallel"), net.spec)
+
+    def acting():  # anew each time, since JAX keeps what it has traced of a function
+        observation = _observation(net.spec, BATCH)
+        return lambda params: autoregressive.act(net, params, observation, past, jnp.arange(5), KEY)
+
+    truth = jax.jit(acting())(params)
+    for module in (retention_kernel, block_kernel):
+        monkeypatch.setattr(module, "chosen", module.supported)
+    kernels = set(re.findall(r"\bname=(\w+)", str(jax.make_jaxpr(acting())(params))))
+    assert {"retention_team", "ask", "remember", "mend", "finish", "head"} <= kernels
+    found = jax.jit(acting())(params)
+    np.testing.assert_array_equal(found.action, truth.action)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(b).max()))
+
+
 def test_the_switch_switches(monkeypatch):
     net, params, *_ = make(5, discrete=True, memory=True)
     called = []
@@ -236,12 +257,10 @@ def test_the_switch_switches(monkeypatch):
         assert seen.action.shape == (2, 5) and called == expected
 
 
-def _observation(spec):
-    from sable.types import Observation
-
+def _observation(spec, num_envs=2):
     return Observation(
-        view=jnp.zeros((2, 5, spec.view_size)),
-        legal=jnp.ones((2, 5, 5), bool),
-        time=jnp.zeros(2, jnp.int32),
+        view=jax.random.normal(KEY, (num_envs, 5, spec.view_size)),
+        legal=jnp.ones((num_envs, 5, 5), bool),
+        time=jnp.zeros(num_envs, jnp.int32),
         state=(),
     )

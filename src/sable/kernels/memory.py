@@ -1,10 +1,11 @@
-"""Memories written, and forgotten, as GPU kernels (Pallas, Triton).
+"""Memories asked, written, and forgotten, as GPU kernels (Pallas, Triton).
 
-XLA slices every agent's key and value out, a kernel for each, and reads and writes all memories once more
-where a few episodes opened. Here a program takes one environment and one head: it adds what its agents tell,
-from where the matrix product left it; and where no episode opened it does nothing.
+XLA slices every agent's key and value out, a kernel for each, turns queries round, and reads and writes all
+memories once more where a few episodes opened. Here a program takes one environment and one head: it asks for
+its agents, or adds what they tell, where the matrix product left it; and where no episode opened it does
+nothing.
 
-`ops.retention.told` and `ops.tree.reset` are the truth.
+The layers of `nets.retention`, `ops.retention.told` and `ops.tree.reset` are the truth.
 """
 
 import jax
@@ -20,8 +21,20 @@ from sable.ops.retention import FEW
 
 
 def chosen(head: int, num_agents: int) -> bool:
-    """Whether memories of such heads are written by the kernel: on a GPU, if both can."""
+    """Whether memories of such heads are asked and written by the kernels: on a GPU, if both can."""
     return retention.chosen(head) and num_agents <= FEW
+
+
+def ask(memory: Array, query: Array, kappa: Array) -> Array:
+    """What the memory [B, H, d, d] that the last timestep left says to a timestep's queries [B, N, E]."""
+
+    def kernel(memory, query, kappa, found):
+        number, head = pl.program_id(1), memory.shape[0]
+        state, cols = memory[...] * kappa[number], pl.ds(number * head, head)
+        for agent in range(query.shape[0]):
+            found[agent, cols] = (query[agent, cols][:, None] * state).sum(axis=0)
+
+    return _call(kernel, "ask", memory.shape[:2], (memory, query, kappa), [query])[0]
 
 
 def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int]) -> Array:
@@ -36,8 +49,7 @@ def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int])
             state = state + key[:, None] * value[None, :]
         after[...] = state
 
-    given = memory, told, kappa
-    return _in_place(kernel, "remember", memory.shape[:2], given, [memory], {0: 0})[0]
+    return _call(kernel, "remember", memory.shape[:2], (memory, told, kappa), [memory], {0: 0})[0]
 
 
 def forget(memory: PyTree, first: Array) -> PyTree:
@@ -54,24 +66,26 @@ def forget(memory: PyTree, first: Array) -> PyTree:
 
     def here(_, first, leaves):
         aliases = {k + 1: k for k in range(len(leaves))}
-        grid = leaves[0].shape[:2]
-        return _in_place(kernel, "forget", grid, (first, *leaves), leaves, aliases)
+        return _call(kernel, "forget", leaves[0].shape[:2], (first, *leaves), leaves, aliases)
 
     return structure.unflatten(sharding.apart(here, (), first, leaves))
 
 
-def _in_place(kernel, name, grid, given, states, aliases):
-    """A program for every environment and head; what is written takes the place of what was there."""
+def _call(kernel, name, grid, given, like, aliases=None):
+    """A program for every environment and head. With `aliases`, what is written takes the place of what was
+    there."""
     interpret = jax.default_backend() != "gpu"
-    warps = min(8, max(1, states[0].shape[-1] ** 2 // 1024))
+    head = next(x.shape[-1] for x in given if x.ndim == 4)
     return pl.pallas_call(
         kernel,
         grid=grid,
         in_specs=[*map(retention.block_spec, given)],
-        out_specs=[*map(retention.block_spec, states)],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in states],
-        input_output_aliases=aliases,
+        out_specs=[*map(retention.block_spec, like)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
+        input_output_aliases=aliases or {},
         interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=warps),
+        compiler_params=None
+        if interpret
+        else triton.CompilerParams(num_warps=min(8, max(1, head**2 // 1024))),
         name=name,
     )(*given)

@@ -89,6 +89,12 @@ class MultiScaleRetention(nn.Module):
         """With `cross`: (a timestep's queries, what the memory that the last timestep left says to them), the
         same however often a team decides anew."""
         query = self.query(query)
+        if memory_kernel.chosen(self.width // self.num_heads, query.shape[1]):
+
+            def say(kappa, memory, query):
+                return memory_kernel.ask(memory, query, kappa)
+
+            return query, sharding.apart(say, self._kappa(), memory, query)
         found = jnp.einsum("bnhi,bhij->bnhj", self._heads(query), memory)
         return query, (found * self._kappa().reshape(1, 1, -1, 1)).reshape(query.shape)
 
