@@ -47,6 +47,8 @@ with _quiet():
     import jaxmarl
     from jaxmarl.environments.smax import map_name_to_scenario
 
+    from sable.envs.smax import ScriptedEnemies
+
 
 @struct
 class State:
@@ -195,8 +197,7 @@ def make(task: Task) -> Env:
     arguments, time_limit = task.arguments, task.time_limit
     if task.suite == "smax":
         scenario = map_name_to_scenario(arguments["map_name"])
-        suite: tp.Any = jaxmarl.make(
-            "HeuristicEnemySMAX",
+        suite: tp.Any = ScriptedEnemies(
             scenario=scenario,
             see_enemy_actions=True,
             walls_cause_death=True,
