@@ -21,7 +21,7 @@ ALLOWED = {
     "kernels": {"types", "ops"},
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
-    "training": {"types", "config", "errors", "ops", "envs", "systems"},
+    "training": {"types", "config", "errors", "ops", "kernels", "envs", "systems"},
     "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
     "watching": {
         "types",
@@ -37,7 +37,7 @@ ALLOWED = {
     },
 }
 HEAVY = {"jumanji": {"envs/jumanji.py", "envs/rware.py"}}
-HEAVY |= {"jaxmarl": {"envs/jaxmarl.py"}, "brax": {"envs/jaxmarl.py"}}
+HEAVY |= {"jaxmarl": {"envs/jaxmarl.py", "envs/smax.py"}, "brax": {"envs/jaxmarl.py"}}
 HEAVY |= {
     "matplotlib": {"training/curve.py", "experiments/figures.py", "experiments/tuned.py"},
     "tensorboardX": {"training/logging.py"},
