@@ -6,6 +6,7 @@ import os
 import shutil
 import typing as tp
 from pathlib import Path
+from types import SimpleNamespace
 
 # Before jax is imported anywhere.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -62,7 +63,11 @@ def no_films(request):
 def triton_modules(monkeypatch):
     """The Triton modules that are lowered, each verified: as much as a machine without a GPU can tell."""
     from jax._src.pallas.triton import lowering
+    from jax._src.pallas.triton import pallas_call_registration as registration
 
+    if hasattr(registration, "gpu_info_lib"):  # JAX 0.11 asks which GPU it is for
+        hopper = SimpleNamespace(compute_capability=90)
+        monkeypatch.setattr(registration.gpu_info_lib, "get_gpu_info", lambda: hopper)
     modules = []
 
     def lower(*args, real=lowering.lower_jaxpr_to_triton_module, **named):
