@@ -25,9 +25,8 @@ class Battle(SMAX):
         super().__init__(**arguments)
         number = np.arange(self.num_agents)
         others = np.array([np.delete(number, unit) for unit in number])
-        backwards = number[:, None] >= self.num_allies  # the second team counts from its own end
-        self._others = np.where(backwards, others[:, ::-1], others)
         self._team = number >= self.num_allies
+        self._others = np.where(self._team[:, None], others[:, ::-1], others)  # counted from the own end
         self._tells = (self._team[:, None] == self._team[self._others]) | self.see_enemy_actions
 
     @partial(jax.jit, static_argnums=(0, 4))

@@ -34,7 +34,10 @@ def ask(memory: Array, query: Array, kappa: Array) -> Array:
         for agent in range(query.shape[0]):
             found[agent, cols] = (query[agent, cols][:, None] * state).sum(axis=0)
 
-    return _call(kernel, "ask", memory.shape[:2], (memory, query, kappa), [query])[0]
+    def here(kappa, memory, query):
+        return _call(kernel, "ask", (memory, query, kappa), [query])[0]
+
+    return sharding.apart(here, kappa, memory, query)
 
 
 def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int]) -> Array:
@@ -49,7 +52,10 @@ def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int])
             state = state + key[:, None] * value[None, :]
         after[...] = state
 
-    return _call(kernel, "remember", memory.shape[:2], (memory, told, kappa), [memory], {0: 0})[0]
+    def here(kappa, memory, told):
+        return _call(kernel, "remember", (memory, told, kappa), [memory], {0: 0})[0]
+
+    return sharding.apart(here, kappa, memory, told)
 
 
 def forget(memory: PyTree, first: Array) -> PyTree:
@@ -66,19 +72,19 @@ def forget(memory: PyTree, first: Array) -> PyTree:
 
     def here(_, first, leaves):
         aliases = {k + 1: k for k in range(len(leaves))}
-        return _call(kernel, "forget", leaves[0].shape[:2], (first, *leaves), leaves, aliases)
+        return _call(kernel, "forget", (first, *leaves), leaves, aliases)
 
     return structure.unflatten(sharding.apart(here, (), first, leaves))
 
 
-def _call(kernel, name, grid, given, like, aliases=None):
+def _call(kernel, name, given, like, aliases=None):
     """A program for every environment and head. With `aliases`, what is written takes the place of what was
     there."""
     interpret = jax.default_backend() != "gpu"
-    head = next(x.shape[-1] for x in given if x.ndim == 4)
+    *grid, head, _ = next(x.shape for x in given if x.ndim == 4)
     return pl.pallas_call(
         kernel,
-        grid=grid,
+        grid=tuple(grid),
         in_specs=[*map(retention.block_spec, given)],
         out_specs=[*map(retention.block_spec, like)],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],

@@ -90,11 +90,7 @@ class MultiScaleRetention(nn.Module):
         same however often a team decides anew."""
         query = self.query(query)
         if memory_kernel.chosen(self.width // self.num_heads, query.shape[1]):
-
-            def say(kappa, memory, query):
-                return memory_kernel.ask(memory, query, kappa)
-
-            return query, sharding.apart(say, self._kappa(), memory, query)
+            return query, memory_kernel.ask(memory, query, self._kappa())
         found = jnp.einsum("bnhi,bhij->bnhj", self._heads(query), memory)
         return query, (found * self._kappa().reshape(1, 1, -1, 1)).reshape(query.shape)
 
@@ -139,11 +135,7 @@ class MultiScaleRetention(nn.Module):
         start = self.width if told.shape[-1] == 4 * self.width else 0  # after the queries
         keys, values = start, start + self.width
         if memory_kernel.chosen(self.width // self.num_heads, told.shape[1]):
-
-            def write(kappa, memory, told):
-                return memory_kernel.remember(memory, told, kappa, (keys, values))
-
-            return sharding.apart(write, self._kappa(), memory, told)
+            return memory_kernel.remember(memory, told, self._kappa(), (keys, values))
         k, v = (self._heads(told[..., at : at + self.width]) for at in (keys, values))
         return retention.told(self.open(memory), k, v)
 

@@ -69,7 +69,7 @@ def collect(
         ended = jax.tree.map(
             lambda x: sharding.sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
         )
-        # Forgotten here, where the memory is written anyway, not where it is read again.
+        # Forgotten here, where the memory is written anyway or in place, not where it is read again.
         memory = forget(decision.memory, timestep.first)
         return Situation(env_state=env_state, timestep=timestep, memory=memory), (transition, ended)
 
