@@ -3,12 +3,13 @@ one backwards.
 
 While learning, this is bound by memory: XLA reads or writes an array of all tokens some 75 times for it. Here
 a program takes a few tokens through products, norms and gate, all in registers, and writes only what comes
-out. Going back, everything is computed again from what went in; the weights' gradients are sums over all
-tokens, which XLA makes of what the kernel writes.
+out and, where gradients are wanted, what costs more to compute again than to read. The weights' gradients are
+sums over all tokens, which XLA makes of what the kernels write.
 
 The layers of `nets.layers`, put together as in `nets.sable`, are the truth.
 """
 
+import math
 import typing as tp
 
 import jax
@@ -67,33 +68,40 @@ def finish(
     second_scale: Array,  # [E]
 ) -> Array:
     """norm(a + SwiGLU(a)) of a = norm(residual + mixed W_o)."""
-    return _finish(mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale)[0]
+    weights = output, first_scale, gate_and_input, ff_output, second_scale
+    return _finish_call(mixed, residual, weights, lambda like: [like])[0].reshape(residual.shape)
 
 
-def _finish(*given):
-    mixed, residual, *weights = given
+def _finish_call(mixed, residual, weights, shapes):
     tokens = _flat(mixed, residual)
     like = tokens[1]
-    launch = _launch(FORWARD, like, FOR_FEW)
-    (out,) = _call(_finish_kernel, "finish", launch, tokens, weights, [like])
-    return out.reshape(residual.shape), given
+    return _call(_finish_kernel, "finish", _launch(FORWARD, like, FOR_FEW), tokens, weights, shapes(like))
+
+
+def _finish(mixed, residual, *weights):
+    def shapes(like):
+        return [like, like, _wide(like), jax.ShapeDtypeStruct(like.shape[:1], jnp.float32)]
+
+    out, *kept = _finish_call(mixed, residual, weights, shapes)
+    return out.reshape(residual.shape), (mixed, kept, weights)
 
 
 def _finish_back(given, dout):
-    mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale = given
-    tokens, weights = _flat(mixed, residual, dout), given[2:]
-    like = tokens[1]
-    wide = jax.ShapeDtypeStruct((like.shape[0], 2 * like.shape[1]), like.dtype)
-    shapes, launch = [like, like, like, wide, like, like], _launch(BACKWARD, like)
-    dmixed, dz, a, dhidden, inner, dend, *dscales = _call(
-        _finish_back_kernel, "finish_back", launch, tokens, weights, shapes, 2
+    mixed, (normal, hidden, spread), weights = given
+    output, first_scale, gate_and_input, ff_output, second_scale = weights
+    tokens = normal, hidden, *_flat(dout)
+    like, launch = normal, _launch(BACKWARD, normal)
+    shapes = [like, like, _wide(like), like, like]
+    dmixed, dz, dhidden, inner, dend, *dscales = _call(
+        _finish_back_kernel, "finish_back", launch, tokens, (spread, *weights), shapes, 2
     )
+    scaled = _weight_gradient(normal, dhidden, gate_and_input)  # where a = scale * normal went in
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
-        dz.reshape(residual.shape),
-        _weight_gradient(tokens[0], dz, output),
+        dz.reshape(dout.shape),
+        _weight_gradient(*_flat(mixed), dz, output),
         dscales[0].sum(0).astype(first_scale.dtype),
-        _weight_gradient(a, dhidden, gate_and_input),
+        first_scale[:, None] * scaled,
         _weight_gradient(inner, dend, ff_output),
         dscales[1].sum(0).astype(second_scale.dtype),
     )
@@ -170,6 +178,10 @@ def _flat(*tokens):
     return tuple(x.reshape(-1, x.shape[-1]) for x in tokens)
 
 
+def _wide(like):
+    return jax.ShapeDtypeStruct((like.shape[0], 2 * like.shape[1]), like.dtype)
+
+
 def _weight_gradient(tokens, error, weight):
     """That of `weight` where tokens @ weight has the gradient `error`."""
     return jnp.dot(tokens.T, error, preferred_element_type=jnp.float32).astype(weight.dtype)
@@ -233,6 +245,13 @@ class _Tile:
         place, mask = self._at(ref, value.shape[-1], column)
         triton.store(place, value.astype(ref.dtype), mask=mask)
 
+    def load_factor(self, ref):
+        """A number for each token [rows, 1]."""
+        return triton.load(ref.at[pl.ds(self.start, self.rows)], mask=self.there, other=0.0)[:, None]
+
+    def store_factor(self, ref, value):
+        triton.store(ref.at[pl.ds(self.start, self.rows)], value.reshape(self.rows), mask=self.there)
+
     def by_parts(self, add, total, width):
         """`total` after add(a part of `width` channels, total) for each in turn. Weights that come in parts
         leave registers for tokens, and one is read while the one before is used."""
@@ -243,42 +262,73 @@ class _Tile:
         )
 
 
-def _finish_kernel(tile, mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, out):
-    normal, _ = _normal(_sum(tile, mixed, residual, output))
+def _finish_kernel(tile, mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, *refs):
+    """What comes out; also, where they are asked for, the first norm's result, what the gate and the product
+    beside it are given, and the first norm's factor."""
+    out, *kept = refs
+    normal, spread = _normal(_sum(tile, mixed, residual, output))
+    if kept:
+        tile.store(kept[0], normal)
+        tile.store_factor(kept[2], spread)
     a = normal * first_scale[...][None]
-    normal, _ = _normal(_fed_forward(tile, a, out.dtype, gate_and_input, ff_output))
+    given = a.astype(out.dtype)
+
+    def add(part, total):
+        gate, inner_in = (dot(given, gate_and_input[:, half]) for half in _halves(part, a))
+        if kept:
+            for half, value in zip(_halves(part, a), (gate, inner_in), strict=True):
+                tile.store(kept[1], value, half.start)
+        inner = gate * jax.nn.sigmoid(gate) * inner_in
+        return total + dot(inner.astype(out.dtype), ff_output[part, :])
+
+    normal, _ = _normal(tile.by_parts(add, a, a.shape[-1]))
     tile.store(out, normal * second_scale[...][None])
 
 
 def _finish_back_kernel(tile, *refs):
-    mixed, residual, dout, output, first_scale, gate_and_input, ff_output, second_scale, *gradients = refs
-    dmixed, dz, a_, dhidden, inner_, dend_, dfirst, dsecond = gradients
-    dtype, width = residual.dtype, residual.shape[-1]
-    normal, spread = _normal(_sum(tile, mixed, residual, output))
-    a = normal * first_scale[...][None]
-    tile.store(a_, a)
-    end, end_spread = _normal(_fed_forward(tile, a, dtype, gate_and_input, ff_output))
+    normal_, hidden, dout, spread, output, first_scale, gate_and_input, ff_output, second_scale, *given = refs
+    dmixed, dz, dhidden, inner_, dend_, dfirst, dsecond = given
+    dtype, width = normal_.dtype, normal_.shape[-1]
+
+    def halves(part):
+        return (tile.load(hidden, half).astype(jnp.float32) for half in _halves(part, normal_))
+
+    def add(part, total):
+        gate, inner_in = halves(part)
+        inner = (gate * jax.nn.sigmoid(gate) * inner_in).astype(dtype)
+        tile.store(inner_, inner, part.start)
+        return total + dot(inner, ff_output[part, :])
+
+    a = tile.load(normal_).astype(jnp.float32) * first_scale[...][None]
+    end, end_spread = _normal(tile.by_parts(add, a, width))
     error = tile.load(dout).astype(jnp.float32)
     dsecond[...] = (error * end).sum(0)
     dend = _through_norm(error * second_scale[...][None], end, end_spread)
     tile.store(dend_, dend)
-    a, dend_in = a.astype(dtype), dend.astype(dtype)
+    dend_in = dend.astype(dtype)
 
     def through(part, da):
-        gate, inner_in = _hidden(a, gate_and_input, part)
+        gate, inner_in = halves(part)
         sigmoid = jax.nn.sigmoid(gate)
-        tile.store(inner_, gate * sigmoid * inner_in, part.start)
         dinner = dot(dend_in, ff_output[part, :].T)
         dgate = (dinner * inner_in * sigmoid * (1 + gate * (1 - sigmoid))).astype(dtype)
         dinner_in = (dinner * gate * sigmoid).astype(dtype)
-        tile.store(dhidden, dgate, part.start)
-        tile.store(dhidden, dinner_in, width + part.start)
-        da = da + dot(dgate, gate_and_input[:, part].T)
-        return da + dot(dinner_in, gate_and_input[:, pl.ds(width + part.start, part.size)].T)
+        for half, error in zip(_halves(part, normal_), (dgate, dinner_in), strict=True):
+            tile.store(dhidden, error, half.start)
+            da = da + dot(error, gate_and_input[:, half].T)
+        return da
 
     da = tile.by_parts(through, dend, width)
+    normal = tile.load(normal_).astype(jnp.float32)  # again: in between, registers are short
     dfirst[...] = (da * normal).sum(0)
-    _through_sum(tile, _through_norm(da * first_scale[...][None], normal, spread), output, dmixed, dz)
+    dz_ = _through_norm(da * first_scale[...][None], normal, tile.load_factor(spread))
+    _through_sum(tile, dz_, output, dmixed, dz)
+
+
+def _halves(part, tokens):
+    """Where the gate's channels of a part are in the feed-forward layer's first product, and those beside
+    it."""
+    return part, pl.ds(tokens.shape[-1] + part.start, part.size)
 
 
 def _mend_kernel(tile, mixed, residual, output, scale, out):
@@ -299,10 +349,18 @@ def _head_kernel(tile, x, weight, bias, out):
 
 
 def _head_back_kernel(tile, x, dout, weight, bias, dx, dhidden_, dbias):
-    out, through_gelu = jax.vjp(jax.nn.gelu, _product(tile, x, weight, bias[...][None]))
-    (dhidden,) = through_gelu(_through_norm(tile.load(dout).astype(jnp.float32), *_normal(out)))
+    hidden = _product(tile, x, weight, bias[...][None])
+    dgelu = _through_norm(tile.load(dout).astype(jnp.float32), *_normal(jax.nn.gelu(hidden)))
+    dhidden = dgelu * _gelu_slope(hidden)
     dbias[...] = dhidden.sum(0)
     _through_sum(tile, dhidden, weight, dx, dhidden_)
+
+
+def _gelu_slope(x):
+    """The derivative of `jax.nn.gelu`, by itself: what `jax.vjp` would keep for it fills the registers."""
+    rate, cubic = math.sqrt(2 / math.pi), 0.044715
+    tanh = jnp.tanh(rate * x * (1 + cubic * x * x))
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * rate * (1 + 3 * cubic * x * x)
 
 
 def _sum(tile, mixed, residual, output):
@@ -330,24 +388,6 @@ def _through_sum(tile, error, output, dmixed, dresidual):
         return total
 
     tile.by_parts(write, 0, output.shape[0])
-
-
-def _fed_forward(tile, a, dtype, gate_and_input, ff_output):
-    """a + SwiGLU(a)."""
-    given = a.astype(dtype)
-
-    def add(part, total):
-        gate, inner_in = _hidden(given, gate_and_input, part)
-        inner = gate * jax.nn.sigmoid(gate) * inner_in
-        return total + dot(inner.astype(dtype), ff_output[part, :])
-
-    return tile.by_parts(add, a, a.shape[-1])
-
-
-def _hidden(a, gate_and_input, part):
-    """(gate, input) of some channels of the feed-forward layer."""
-    width = a.shape[-1]
-    return tuple(dot(a, gate_and_input[:, pl.ds(start + part.start, part.size)]) for start in (0, width))
 
 
 def _normal(x):
