@@ -142,7 +142,7 @@ def network_gradients(config, params):
     legal, ids = jnp.ones((*shape, 3), bool), jnp.array([2, 0, 1])
 
     def total(params):
-        told = view, legal, time, action, ids, memory, first
+        told = net.look(view), legal, time, action, ids, memory, first
         distribution, value = net.apply(params, *told, method=net.evaluate)
         return (distribution.log_prob(action) * jnp.cos(jnp.arange(30.0)).reshape(shape)).sum() + value.sum()
 

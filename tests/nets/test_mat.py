@@ -62,8 +62,9 @@ def scores(observation):
         first = jnp.zeros((T, B), bool)
         legal = jnp.ones((T, B, N, 5), bool)
         distribution, values = net.apply(
-            params, view, legal, observation.time, action, jnp.arange(N), (), first, method=net.evaluate
-        )
+            params, net.look(view), legal, observation.time, action, jnp.arange(N), (), first,
+            method=net.evaluate,
+        )  # fmt: skip
         return distribution.logits, values
 
     return score
@@ -86,7 +87,7 @@ def test_acting_with_a_cache_equals_evaluating_in_parallel(case, observation):
         observation=observation, action=decision.action, extras=decision.extras, final=(),
         reward=jnp.zeros((T, B, N)), discount=jnp.ones((T, B)), first=jnp.zeros((T, B), bool),
     )  # fmt: skip
-    evaluate = jax.jit(policy.evaluate)
+    evaluate = jax.jit(lambda params, steps, *given: policy.evaluate(params, policy.prepare(steps), *given))
     found = evaluate(params, steps, (), order, KEY)
     np.testing.assert_allclose(found.log_prob, decision.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(found.value, decision.extras.value, atol=1e-5)
@@ -178,7 +179,7 @@ def test_no_layer_starts_dead(case, observation):
     @jax.grad
     def gradient(params):
         distribution, values = net.apply(
-            params, observation.view, legal, observation.time, action, jnp.arange(N), (), first,
+            params, net.look(observation.view), legal, observation.time, action, jnp.arange(N), (), first,
             method=net.evaluate,
         )  # fmt: skip
         return sum(jnp.sin(leaf + 1).sum() for leaf in jax.tree.leaves((distribution, values)))

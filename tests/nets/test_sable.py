@@ -12,7 +12,7 @@ import pytest
 from sable.config import SableConfig
 from sable.nets.layers import LayerNorm, RMSNorm
 from sable.nets.sable import Sable, initial_memory
-from sable.nets.tokens import ViewEmbedding
+from sable.nets.tokens import ViewEmbedding, look
 from sable.systems import autoregressive
 from sable.types import EnvSpec
 
@@ -52,8 +52,10 @@ def test_the_network_has_as_many_parameters_as_its_layers_say(num_blocks):
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm()], ids=["rms", "layer"])
 def test_views_are_normed_and_then_projected(view, norm):
     """Though the norm's scale and bias are put into the weights."""
-    embedding, ids = ViewEmbedding(16, norm, 0, bias=True), jnp.arange(SPEC.num_agents)
-    params = embedding.init(KEY, view, ids)
+    embedding, ids = ViewEmbedding(16, SPEC.view_size, norm, 0, bias=True), jnp.arange(SPEC.num_agents)
+    seen = look(view, type(norm))
+    assert seen.shape[-1] == 72, "filled up to a multiple of eight"
+    params = embedding.init(KEY, seen, ids)
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(KEY, x.shape), params)
     own = params["params"]
     whole = jnp.concatenate(
@@ -61,14 +63,14 @@ def test_views_are_normed_and_then_projected(view, norm):
     )
     x = norm.apply({"params": own["norm"]}, whole) @ own["projection"]["kernel"]
     expected = nn.gelu(x + jnp.broadcast_to(own["projection"]["bias"], x.shape))
-    np.testing.assert_allclose(embedding.apply(params, view, ids), expected, atol=1e-5)
+    np.testing.assert_allclose(embedding.apply(params, seen, ids), expected, atol=1e-5)
 
 
 def test_the_scale_of_a_view_survives_its_norm(view):
-    embedding = ViewEmbedding(16, RMSNorm(), SPEC.num_agents)
-    ids = jnp.arange(SPEC.num_agents)
-    params = embedding.init(KEY, view, ids)
-    assert jnp.abs(embedding.apply(params, view, ids) - embedding.apply(params, 2 * view, ids)).max() > 1e-2
+    embedding = ViewEmbedding(16, SPEC.view_size, RMSNorm(), SPEC.num_agents)
+    ids, small, large = jnp.arange(SPEC.num_agents), look(view, RMSNorm), look(2 * view, RMSNorm)
+    params = embedding.init(KEY, small, ids)
+    assert jnp.abs(embedding.apply(params, small, ids) - embedding.apply(params, large, ids)).max() > 1e-2
 
 
 def test_agents_with_equal_views_differ_by_their_embedding_alone(view):
@@ -108,8 +110,9 @@ def test_the_chunk_size_changes_nothing_that_is_learnt(chunk_size):
 
     def loss(params, config):
         memory, time = initial_memory(config, 2), jnp.zeros((8, 2), int)
-        dist, values = Sable(config, SPEC).apply(
-            params, views, legal, time, actions, jnp.arange(4), memory, first, method=Sable.evaluate
+        net = Sable(config, SPEC)
+        dist, values = net.apply(
+            params, net.look(views), legal, time, actions, jnp.arange(4), memory, first, method=net.evaluate
         )
         return (dist.log_prob(actions) * values).sum()
 
@@ -125,7 +128,7 @@ def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
 
     def logits(action):
         distribution, _ = net.apply(
-            params, steps, jnp.ones((2, 2, 4, 5), bool), jnp.zeros((2, 2), jnp.int32), action,
+            params, net.look(steps), jnp.ones((2, 2, 4, 5), bool), jnp.zeros((2, 2), jnp.int32), action,
             jnp.arange(4), initial_memory(CONFIG, 2), jnp.zeros((2, 2), bool), method=Sable.evaluate,
         )  # fmt: skip
         return distribution.logits

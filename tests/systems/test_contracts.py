@@ -18,7 +18,7 @@ from tests.systems.conftest import play
 def evaluate(played, order=None):
     """What the acting parameters say of the rollout they played."""
     order = played.learner.order if order is None else order
-    steps, memory = played.rollout.steps, played.rollout.start_memory
+    steps, memory = played.policy.prepare(played.rollout.steps), played.rollout.start_memory
     score = jax.jit(played.policy.evaluate)
     return score(played.learner.params, steps, memory, order, jax.random.key(0))
 

@@ -42,9 +42,12 @@ def test_slices_are_equal_and_as_few_as_may_be():
 def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     played = play("sable")
     policy = sable_system.make_policy(played.spec, replace(played.config, compute="bfloat16"))
-    given = played.rollout.steps, played.rollout.start_memory, played.learner.order, jax.random.key(0)
-    exact = jax.jit(played.policy.evaluate)(played.learner.params, *given)
-    rounded = jax.jit(policy.evaluate)(played.learner.params, *given)
+    given = played.rollout.start_memory, played.learner.order, jax.random.key(0)
+
+    def score(policy):
+        return jax.jit(policy.evaluate)(played.learner.params, policy.prepare(played.rollout.steps), *given)
+
+    exact, rounded = score(played.policy), score(policy)
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
         assert a.dtype == b.dtype == np.float32
         assert 0 < np.abs(a - b).max() < 0.05 * (1 + np.abs(b).max())
@@ -64,12 +67,13 @@ def test_bfloat16_is_as_near_by_the_kernels_as_by_the_layers(monkeypatch):
     exact = sable_system.make_policy(played.spec, config)
     params = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(KEY, x.shape), exact.init(KEY))
     memory = exact.initial_memory(played.rollout.steps.first.shape[1])
-    given = params, played.rollout.steps, memory, played.learner.order, KEY
+    given = memory, played.learner.order, KEY
 
     def answers(policy, by_kernels):
         for kernel in (block, retention):
             monkeypatch.setattr(kernel, "chosen", lambda width: by_kernels)
-        return jax.tree.leaves(jax.jit(lambda *given: policy.evaluate(*given))(*given))
+        steps = policy.prepare(played.rollout.steps)
+        return jax.tree.leaves(jax.jit(lambda *given: policy.evaluate(*given))(params, steps, *given))
 
     truth = answers(exact, by_kernels=False)
     rounded = sable_system.make_policy(played.spec, replace(config, compute="bfloat16"))

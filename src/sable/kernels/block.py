@@ -99,7 +99,7 @@ def _finish_back(given, dout):
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
         dz.reshape(dout.shape),
-        _weight_gradient(*_flat(mixed), dz, output),
+        _weight_gradient(_flat(mixed)[0], dz, output),
         dscales[0].sum(0).astype(first_scale.dtype),
         first_scale[:, None] * scaled,
         _weight_gradient(inner, dend, ff_output),
@@ -262,10 +262,10 @@ class _Tile:
         )
 
 
-def _finish_kernel(tile, mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, *refs):
+def _finish_kernel(tile, *refs):
     """What comes out; also, where they are asked for, the first norm's result, what the gate and the product
     beside it are given, and the first norm's factor."""
-    out, *kept = refs
+    mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale, out, *kept = refs
     normal, spread = _normal(_sum(tile, mixed, residual, output))
     if kept:
         tile.store(kept[0], normal)

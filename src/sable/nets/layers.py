@@ -54,33 +54,39 @@ class RMSNorm(nn.Module):
     """scale * x / sqrt(mean(x^2) + 1e-6), one learned scale per channel."""
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
-        normal, scale, _ = self.parts(x)
-        return normal * spread(scale, x.shape)
+        scale, _ = self.weights(x.shape[-1])
+        return self.normal(x) * spread(scale, x.shape)
+
+    @staticmethod
+    def normal(x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        """x normalised, not yet scaled."""
+        mean = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
+        return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype)
 
     @nn.compact
-    def parts(self, x: Float[Array, "*b E"]) -> tuple[Float[Array, "*b E"], Float[Array, " E"], None]:
-        """(x normalised, the scale, no bias)."""
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        mean = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
-        return (x * jax.lax.rsqrt(mean + 1e-6)).astype(x.dtype), scale, None
+    def weights(self, size: int) -> tuple[Float[Array, " E"], None]:
+        """(the scale, no bias)."""
+        return self.param("scale", nn.initializers.ones, (size,)), None
 
 
 class LayerNorm(nn.Module):
     """scale * (x - mean) / sqrt(variance + 1e-6) + bias, one learned scale and bias per channel."""
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
-        normal, scale, bias = self.parts(x)
-        return normal * spread(scale, x.shape) + spread(bias, x.shape)
+        scale, bias = self.weights(x.shape[-1])
+        return self.normal(x) * spread(scale, x.shape) + spread(bias, x.shape)
+
+    @staticmethod
+    def normal(x: Float[Array, "*b E"]) -> Float[Array, "*b E"]:
+        """x normalised, neither scaled nor shifted yet."""
+        x = x - x.mean(axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6)
 
     @nn.compact
-    def parts(
-        self, x: Float[Array, "*b E"]
-    ) -> tuple[Float[Array, "*b E"], Float[Array, " E"], Float[Array, " E"]]:
-        """(x normalised, the scale, the bias)."""
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        x = x - x.mean(axis=-1, keepdims=True)
-        return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-6), scale, bias
+    def weights(self, size: int) -> tuple[Float[Array, " E"], Float[Array, " E"]]:
+        """(the scale, the bias)."""
+        scale = self.param("scale", nn.initializers.ones, (size,))
+        return scale, self.param("bias", nn.initializers.zeros, (size,))
 
 
 def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str | None = None) -> nn.Dense:
@@ -89,8 +95,9 @@ def dense(features: int, gain: float = 2**0.5, *, bias: bool = True, name: str |
 
 
 class Projection(nn.Module):
-    """A dense layer after a norm, which comes in parts: its scale and bias go into the weights. Their
-    gradients come from the weights', and none is computed of every input, as a norm by itself would need."""
+    """A dense layer after a norm, whose scale and bias go into the weights: their gradients come from the
+    weights', and none is computed of every input, as a norm by itself would need. Features beyond those of
+    the scale are zeros, and have no weights."""
 
     width: int
     bias: bool = True
@@ -98,10 +105,10 @@ class Projection(nn.Module):
 
     @nn.compact
     def __call__(
-        self, normal: Float[Array, "*b F"], scale: Float[Array, " F"], shift: Float[Array, " F"] | None
+        self, normal: Float[Array, "*b G"], scale: Float[Array, " F"], shift: Float[Array, " F"] | None
     ) -> Float[Array, "*b E"]:
-        kernel = self.param("kernel", orthogonal(self.gain), (normal.shape[-1], self.width))
-        x = normal @ (kernel * scale[:, None])
+        kernel = self.param("kernel", orthogonal(self.gain), (scale.size, self.width))
+        x = normal @ jnp.pad(kernel * scale[:, None], ((0, normal.shape[-1] - scale.size), (0, 0)))
         if shift is not None:
             x = x + spread(shift @ kernel, x.shape)
         return x + spread(self.param("bias", zeros, (self.width,)), x.shape) if self.bias else x
@@ -146,7 +153,7 @@ class AgentEmbedding(nn.Module):
         """Tokens come team by team, the agents of each in the order of `ids`, or in their natural one."""
         width = x.shape[-1]
         rows = self.param("rows", normal(width**-0.5), (self.num_agents, width))
-        team = (rows if ids is None else rows[ids]).reshape(-1)
+        team = (rows if ids is None else pick(rows, ids)).reshape(-1)
         return x + spread(team, (x.size // team.size, team.size)).reshape(x.shape)
 
 
@@ -186,7 +193,7 @@ class Head(nn.Module):
             weights = own["hidden"]["kernel"], own["hidden"]["bias"]
             normal = sharding.apart(lambda weights, x: block.head(x, *weights), weights, x)
             return self.output(normal, own["norm"]["scale"], None)
-        return self.output(*self.norm.parts(nn.gelu(self.hidden(x))))
+        return self.output(self.norm.normal(nn.gelu(self.hidden(x))), *self.norm.weights(self.width))
 
 
 def time_encoding(time: Int[Array, "*b"], width: int) -> Float[Array, "*b E"]:

@@ -17,7 +17,7 @@ from sable.nets.layers import (
     orthogonal_parts,
     spread,
 )
-from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
+from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
 
@@ -117,7 +117,7 @@ class EncoderBlock(nn.Module):
     config: MATConfig
 
     def setup(self):
-        self.norms = [_norm(self.config) for _ in range(2)]
+        self.norms = [_norm(self.config)() for _ in range(2)]
         self.attention = _attention(self.config, causal=False)
         self.feed_forward = _feed_forward(self.config)
 
@@ -132,7 +132,7 @@ class DecoderBlock(nn.Module):
     config: MATConfig
 
     def setup(self):
-        self.norms = [_norm(self.config) for _ in range(3)]
+        self.norms = [_norm(self.config)() for _ in range(3)]
         self.self_attention = _attention(self.config, causal=True)
         self.cross_attention = _attention(self.config, causal=True, cross=True)
         self.feed_forward = _feed_forward(self.config)
@@ -161,19 +161,24 @@ class MAT(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
+        num_agents = num_identities(self.config, self.spec)
         self.embed_view = ViewEmbedding(
-            width, _norm(self.config), num_identities(self.config, self.spec), bias=True
+            width, self.spec.view_size, _norm(self.config)(), num_agents, bias=True
         )
-        self.embedding_norm = _norm(self.config)
+        self.embedding_norm = _norm(self.config)()
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
         self.embed_action = ActionEmbedding(width, self.spec)
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.policy_head = PolicyHead(width, self.spec)
 
+    def look(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
+        """Views as `evaluate` takes them."""
+        return look(view, _norm(self.config))
+
     def evaluate(
         self,
-        view: Float[Array, "T B N F"],
+        seen: Float[Array, "T B N G"],
         legal: Bool[Array, "T B N A"],
         time: Int[Array, "T B"],
         action: Array,  # squashed, [T, B, N] or [T, B, N, action_size]
@@ -182,7 +187,7 @@ class MAT(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Each agent's distribution given the actions of those before it, and each agent's value."""
-        encoded, values = self._encode(view, ids)
+        encoded, values = self._encode(seen, ids)
         x = self.embed_action(previous_tokens(self.spec, action))
         for block in self.decoder:
             x = block(x, encoded)
@@ -192,7 +197,7 @@ class MAT(nn.Module):
         self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: tuple[()]
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], tuple[()]]:
         """One timestep seen by all agents: (their encodings, their values, nothing remembered)."""
-        return *self._encode(view, ids), ()
+        return *self._encode(self.look(view), ids), ()
 
     def open(self, memory: tuple[()], num_envs: int) -> Cache:
         """The cache as the first agent of a timestep finds it."""
@@ -221,15 +226,15 @@ class MAT(nn.Module):
         """Nothing: each timestep stands alone."""
         return ()
 
-    def _encode(self, view, ids):
-        x = self.embedding_norm(self.embed_view(view, ids))
+    def _encode(self, seen, ids):
+        x = self.embedding_norm(self.embed_view(seen, ids))
         for block in self.encoder:
             x = block(x)
         return x, self.value_head(x)[..., 0]
 
 
-def _norm(config: MATConfig) -> RMSNorm | LayerNorm:
-    return RMSNorm() if config.rms_norm else LayerNorm()
+def _norm(config: MATConfig) -> type[RMSNorm | LayerNorm]:
+    return RMSNorm if config.rms_norm else LayerNorm
 
 
 def _feed_forward(config: MATConfig) -> SwiGLU | MLP:

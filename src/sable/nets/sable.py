@@ -13,7 +13,7 @@ from sable.kernels import block as kernel
 from sable.kernels.decode import BlockWeights, DecoderWeights
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
-from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, previous_tokens
+from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.ops import sharding
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, PyTree, struct
@@ -170,16 +170,21 @@ class Sable(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        self.embed_view = ViewEmbedding(width, RMSNorm(), num_identities(self.config, self.spec))
+        num_agents = num_identities(self.config, self.spec)
+        self.embed_view = ViewEmbedding(width, self.spec.view_size, RMSNorm(), num_agents)
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.value_head = Head(width, 1)
         self.embed_action = ActionEmbedding(width, self.spec)
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.policy_head = PolicyHead(width, self.spec)
 
+    def look(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
+        """Views as `evaluate` takes them."""
+        return look(view, RMSNorm, self.config.compute)
+
     def evaluate(
         self,
-        view: Float[Array, "T B N F"],
+        seen: Float[Array, "T B N G"],
         legal: Bool[Array, "T B N A"],
         time: Int[Array, "T B"],
         action: Array,  # squashed, [T, B, N] or [T, B, N, action_size]
@@ -189,10 +194,10 @@ class Sable(nn.Module):
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Each agent's distribution given the actions of those before it, and each agent's value."""
         # Inside, environment by environment: see MultiScaleRetention.
-        view, legal, time, action = (x.swapaxes(0, 1) for x in (view, legal, time, action))
+        seen, legal, time, action = (x.swapaxes(0, 1) for x in (seen, legal, time, action))
         dtype = jnp.dtype(self.config.compute)
         clock, pasts = self.clock(time)[..., None, :].astype(dtype), self._pasts(memory)
-        x = self.embed_view(view, ids, dtype)
+        x = self.embed_view(seen, ids)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
         encoded, x = x, self.embed_action(previous_tokens(self.spec, action), dtype)
@@ -209,7 +214,7 @@ class Sable(nn.Module):
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
         """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in
         its encoder part)."""
-        clock, x, new = self.clock(time)[:, None], self.embed_view(view, ids), []
+        clock, x, new = self.clock(time)[:, None], self.embed_view(look(view, RMSNorm), ids), []
         for block, past in zip(self.encoder, self._pasts(memory), strict=True):
             x, encoder = block.timestep(x, clock, past and past.encoder)
             new.append(encoder)

@@ -19,15 +19,30 @@ from sable.nets.layers import (
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec
 
+CONSTANTS = (1.0, -1.0)
+FEATURES = 8
 
-class ViewEmbedding(nn.Module):
-    """gelu(norm([view, 1, -1]) W + agent), a learned row per agent where views do not tell them apart.
+
+def look(
+    view: Float[Array, "*b F"], norm: type[RMSNorm | LayerNorm], dtype: tp.Any = jnp.float32
+) -> Float[Array, "*b G"]:
+    """norm([view, 1, -1]), not yet scaled: what `ViewEmbedding` takes. Nothing in it is learned, so learning
+    does it once, and not for every minibatch.
 
     The two constants keep the norm from hiding how large a view's numbers are: near a goal all distances
-    shrink alike. In the reference, the one-hot ids that are normalised with the views do that.
+    shrink alike. In the reference, the one-hot ids that are normalised with the views do that. Zeros make
+    the features a multiple of eight, of which GPUs make products faster.
     """
+    constants = jnp.broadcast_to(jnp.array(CONSTANTS), (*view.shape[:-1], len(CONSTANTS)))
+    normal = norm.normal(jnp.concatenate([view, constants], axis=-1)).astype(dtype)
+    return jnp.pad(normal, [(0, 0)] * (view.ndim - 1) + [(0, -normal.shape[-1] % FEATURES)])
+
+
+class ViewEmbedding(nn.Module):
+    """gelu(norm([view, 1, -1]) W + agent), a learned row per agent where views do not tell them apart."""
 
     width: int
+    view_size: int
     norm: RMSNorm | LayerNorm
     num_agents: int
     """Agents to tell apart, 0 to tell none apart."""
@@ -38,13 +53,9 @@ class ViewEmbedding(nn.Module):
         if self.num_agents:
             self.agent = AgentEmbedding(self.num_agents)
 
-    def __call__(
-        self, view: Float[Array, "*b N F"], ids: Int[Array, " N"], dtype: tp.Any = jnp.float32
-    ) -> Float[Array, "*b N E"]:
-        """The views' embeddings, agents in the order of `ids`; past the norm computed with `dtype`."""
-        constants = jnp.broadcast_to(jnp.array([1.0, -1.0]), (*view.shape[:-1], 2))
-        normal, scale, shift = self.norm.parts(jnp.concatenate([view, constants], axis=-1))
-        x = self.projection(normal.astype(dtype), scale, shift)
+    def __call__(self, seen: Float[Array, "*b N G"], ids: Int[Array, " N"]) -> Float[Array, "*b N E"]:
+        """The embeddings of views that were looked at, agents in the order of `ids`."""
+        x = self.projection(seen, *self.norm.weights(self.view_size + len(CONSTANTS)))
         return nn.gelu(self.agent(x, ids) if self.num_agents else x)
 
 

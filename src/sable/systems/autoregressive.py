@@ -35,6 +35,7 @@ def make_policy(net: Net, initial_memory: tp.Callable[[int], PyTree], chunk: int
         initial_memory=initial_memory,
         act=partial(act, net),
         value=partial(value, net),
+        prepare=partial(prepare, net),
         evaluate=partial(evaluate, net),
         learning_rate=net.config.learning_rate,
         chunk=chunk,
@@ -48,7 +49,7 @@ def init(net: Net, key: Array) -> PyTree:
     team = (1, 1, spec.num_agents)
     return net.init(
         key,
-        view=jnp.zeros((*team, spec.view_size)),
+        seen=net.look(jnp.zeros((*team, spec.view_size))),
         legal=jnp.ones((*team, spec.num_actions or 1), bool),
         time=jnp.zeros((1, 1), jnp.int32),
         action=jnp.zeros(team, jnp.int32) if spec.discrete else jnp.zeros((*team, spec.action_size)),
@@ -214,6 +215,11 @@ def value(net: Net, params: PyTree, observation: Observation, memory: PyTree, or
     return _natural(values, order, axis=1)
 
 
+def prepare(net: Net, steps: Transition) -> Transition:
+    """The steps with views as the network's `evaluate` takes them."""
+    return replace(steps, observation=replace(steps.observation, view=net.look(steps.observation.view)))
+
+
 def evaluate(
     net: Net, params: PyTree, steps: Transition, memory: PyTree, order: Array, key: Array
 ) -> ppo.Evaluation:
@@ -225,7 +231,7 @@ def evaluate(
         net,
         params,
         net.evaluate,
-        view=steps.observation.view[:, :, order],
+        seen=steps.observation.view[:, :, order],
         legal=steps.observation.legal[:, :, order],
         time=steps.observation.time,
         action=raw if net.spec.discrete else jnp.tanh(raw),

@@ -46,12 +46,14 @@ class Policy(tp.NamedTuple):
     value: tp.Callable[[PyTree, Observation, PyTree, Array], Array]
     """(params, observation [B], memory, order) -> [B, N]"""
     evaluate: tp.Callable[[PyTree, Transition, PyTree, Array, Array], Evaluation]
-    """(params, steps [T, B], start memory [B], order, key) -> Evaluation"""
+    """(params, steps [T, B] as `prepare` gives them, start memory [B], order, key) -> Evaluation"""
     learning_rate: PyTree
     """Adam's step size, or one for each entry of the parameters, whose gradients are then clipped apart."""
     chunk: int
     """How many contiguous time steps `evaluate` is given: 1 where each stands alone. Where it is neither 1
     nor the whole rollout, `Acted.memory` says what each chunk begins with."""
+    prepare: tp.Callable[[Transition], Transition] = lambda steps: steps
+    """What `evaluate` needs of steps and no parameter enters, done once for all minibatches"""
     agent_order: str = "natural"
     """When `order` is drawn anew: `per_rollout`, for acting and learning alike, `per_epoch`, for learning
     only, or never."""
@@ -183,7 +185,8 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
 
     def learn(learner: PPOLearner, rollout: Rollout, key: Array) -> tuple[PPOLearner, Metrics]:
         advantage, target = estimate(learner, rollout)
-        whole = Batch(steps=rollout.steps, advantage=advantage, target=target, memory=rollout.start_memory)
+        steps = policy.prepare(rollout.steps)
+        whole = Batch(steps=steps, advantage=advantage, target=target, memory=rollout.start_memory)
         if chunk < config.rollout_length:
             whole = cut(whole, chunk)
         # Minibatches take from anywhere in it: brought together once, it is not asked for again.

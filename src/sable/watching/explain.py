@@ -72,7 +72,7 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
         with nn.intercept_methods(catch), nn.intercept_methods(capture):
             order = jnp.arange(policy.spec.num_agents)
             memory = policy.initial_memory(recording.num_episodes).remembered
-            net.evaluate(params, steps, memory, order, jax.random.key(0))
+            net.evaluate(params, net.prepare(steps), memory, order, jax.random.key(0))
         retention = {path: tuple(map(jnp.asarray, found)) for path, found in capture.found.items()}
         return _odds(said[0]), retention if remembers else None
 
