@@ -29,10 +29,9 @@ def ask(memory: Array, query: Array, kappa: Array) -> Array:
     """What the memory [B, H, d, d] that the last timestep left says to a timestep's queries [B, N, E]."""
 
     def kernel(memory, query, kappa, found):
-        number, head = pl.program_id(1), memory.shape[0]
-        state, cols = memory[...] * kappa[number], pl.ds(number * head, head)
-        for agent in range(query.shape[0]):
-            found[agent, cols] = (query[agent, cols][:, None] * state).sum(axis=0)
+        number = pl.program_id(1)
+        rows = _Agents(query, memory.shape[0])
+        rows.store(found, retention.dot(rows.load(query), memory[...]) * kappa[number])
 
     def here(kappa, memory, query):
         return _call(kernel, "ask", (memory, query, kappa), [query])[0]
@@ -45,12 +44,9 @@ def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int])
     told [B, N, _], where keys and values begin at `columns`."""
 
     def kernel(memory, told, kappa, after):
-        number, head = pl.program_id(1), after.shape[0]
-        state = memory[...] * kappa[number]
-        for agent in range(told.shape[0]):
-            key, value = (told[agent, pl.ds(at + number * head, head)] for at in columns)
-            state = state + key[:, None] * value[None, :]
-        after[...] = state
+        rows = _Agents(told, memory.shape[0])
+        key, value = (rows.load(told, at) for at in columns)
+        after[...] = memory[...] * kappa[pl.program_id(1)] + retention.dot(key.T, value)
 
     def here(kappa, memory, told):
         return _call(kernel, "remember", (memory, told, kappa), [memory], {0: 0})[0]
@@ -75,6 +71,24 @@ def forget(memory: PyTree, first: Array) -> PyTree:
         return _call(kernel, "forget", (first, *leaves), leaves, aliases)
 
     return structure.unflatten(sharding.apart(here, (), first, leaves))
+
+
+class _Agents:
+    """The agents' channels of a program's head, [FEW, d]: past the last agent there are zeros."""
+
+    def __init__(self, ref, head):
+        self.cols = pl.ds(pl.program_id(1) * head, head)
+        there = jax.lax.iota(jnp.int32, FEW) < ref.shape[0]
+        self.mask = jnp.broadcast_to(there[:, None], (FEW, head))
+
+    def _at(self, ref, column):
+        return ref.at[pl.ds(0, FEW), pl.ds(column + self.cols.start, self.cols.size)]
+
+    def load(self, ref, column=0):
+        return triton.load(self._at(ref, column), mask=self.mask, other=0.0)
+
+    def store(self, ref, value):
+        triton.store(self._at(ref, 0), value, mask=self.mask)
 
 
 def _call(kernel, name, given, like, aliases=None):
