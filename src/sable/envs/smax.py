@@ -108,6 +108,8 @@ class Battle(SMAX):
         most = jnp.where(self._team, self.num_enemy_actions - 1.0, self.num_ally_actions - 1.0)
         deeds = jnp.column_stack([state.prev_movement_actions, state.prev_attack_actions / most])
         place, alive, others = state.unit_positions, state.unit_alive, self._others
+        # Else a GPU would go through the last steps of the world again for all that sees a unit.
+        health, cooldown, place, alive = jax.lax.optimization_barrier((health, cooldown, place, alive))
         away = place[others] - place[:, None]
         told = [
             health[others, None],
