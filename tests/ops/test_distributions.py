@@ -108,6 +108,23 @@ def test_a_single_legal_action_is_certain_and_none_is_uniform():
     np.testing.assert_allclose(uniform.entropy(), np.log(4), rtol=1e-6)
 
 
+def test_categorical_gradients_equal_those_derived_from_the_formulas():
+    rng = np.random.default_rng(0)
+    logits, raw = jnp.array(rng.normal(size=(3, 4, 6))), jnp.array(rng.integers(0, 6, (3, 4)))
+    weights = rng.normal(size=(2, 3, 4)).astype("float32")
+
+    def own(logits):
+        distribution = Categorical(logits=logits)
+        return (weights[0] * distribution.log_prob(raw) + weights[1] * distribution.entropy()).sum()
+
+    def plain(logits):
+        log_p = jax.nn.log_softmax(logits)
+        chosen = jnp.take_along_axis(log_p, raw[..., None], axis=-1)[..., 0]
+        return (weights[0] * chosen - weights[1] * (jnp.exp(log_p) * log_p).sum(-1)).sum()
+
+    np.testing.assert_allclose(jax.grad(own)(logits), jax.grad(plain)(logits), atol=1e-6)
+
+
 def test_categorical_entropy_gradient_equals_finite_differences():
     def entropy(logits):
         return masked_categorical(logits, LEGAL[0]).entropy()

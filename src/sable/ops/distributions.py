@@ -48,14 +48,59 @@ class Categorical:
 
     def log_prob(self, raw: Array) -> Array:
         """log p(raw) [..]."""
-        return jnp.take_along_axis(jax.nn.log_softmax(self.logits), raw[..., None], axis=-1)[..., 0]
+        return _log_prob(self.logits, raw)
 
     def entropy(self, key: Array | None = None) -> Array:
         """-sum_a p(a) log p(a) [..], exact, so that `key` goes unused."""
-        log_p = jax.nn.log_softmax(self.logits)
-        p = jnp.exp(log_p)
-        # An impossible action adds nothing, and its huge log-probability must not reach the gradient.
-        return -(p * jnp.where(p > 0, log_p, 0.0)).sum(-1)
+        return _entropy(self.logits)
+
+
+# Their gradients are written out: derived, they are sums over the actions within sums, for which a GPU takes
+# ten times as long.
+
+
+@jax.custom_vjp
+def _log_prob(logits: Array, raw: Array) -> Array:
+    return _log_prob_kept(logits, raw)[0]
+
+
+def _log_prob_kept(logits, raw):
+    log_p = jax.nn.log_softmax(logits)
+    return jnp.take_along_axis(log_p, raw[..., None], axis=-1)[..., 0], (log_p, raw)
+
+
+def _log_prob_back(kept, error):
+    log_p, raw = kept
+    chosen = jax.nn.one_hot(raw, log_p.shape[-1], dtype=log_p.dtype)
+    return error[..., None] * (chosen - jnp.exp(log_p)), None
+
+
+_log_prob.defvjp(_log_prob_kept, _log_prob_back)
+
+
+@jax.custom_vjp
+def _entropy(logits: Array) -> Array:
+    return _entropy_kept(logits)[0]
+
+
+def _entropy_kept(logits):
+    log_p = jax.nn.log_softmax(logits)
+    entropy = -_times_log(log_p, 0.0).sum(-1)
+    return entropy, (log_p, entropy)
+
+
+def _entropy_back(kept, error):
+    log_p, entropy = kept
+    return (-error[..., None] * _times_log(log_p, entropy[..., None]),)
+
+
+def _times_log(log_p: Array, added: Array | float) -> Array:
+    """p (log p + added). An impossible action has none of it, huge though its log-probability is."""
+    p = jnp.exp(log_p)
+    return p * jnp.where(p > 0, log_p + added, 0.0)
+
+
+_entropy.defvjp(_entropy_kept, _entropy_back)
 
 
 @struct
