@@ -195,6 +195,8 @@ class Sable(nn.Module):
         """Each agent's distribution given the actions of those before it, and each agent's value."""
         # Inside, environment by environment: see MultiScaleRetention.
         seen, legal, time, action = (x.swapaxes(0, 1) for x in (seen, legal, time, action))
+        # Else XLA writes them down twice, once turned round for the weights' gradient, which takes longest.
+        seen = jax.lax.optimization_barrier(seen)
         dtype = jnp.dtype(self.config.compute)
         clock, pasts = self.clock(time)[..., None, :].astype(dtype), self._pasts(memory)
         x = self.embed_view(seen, ids)

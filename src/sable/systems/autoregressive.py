@@ -17,7 +17,7 @@ from sable.nets.mat import MAT
 from sable.nets.sable import Sable, decoder_weights, nothing_told
 from sable.nets.tokens import next_token, previous_tokens, start_token
 from sable.ops import sharding
-from sable.ops.distributions import Categorical, TanhNormal
+from sable.ops.distributions import Categorical, TanhNormal, masked_categorical
 from sable.systems import ppo
 from sable.types import Decision, Observation, PyTree, Transition
 
@@ -180,7 +180,8 @@ def decode_at_once(
         _, (_, (raw, _, _)), rounds = state
         return raw, decide(raw), rounds + 1
 
-    guess = jnp.zeros(noise.shape[:2], jnp.int32) if net.spec.discrete else jnp.zeros_like(noise)
+    # What the noise alone leads to: nearly all of it comes true while a policy is still undecided.
+    guess = masked_categorical(noise, legal).mode() if net.spec.discrete else jnp.zeros_like(noise)
     # Carried round are a timestep's few projections, not the memories they go into.
     _, (told, acted), _ = jax.lax.while_loop(unsettled, again, (guess, decide(guess), jnp.int32(1)))
     return _apply(net, params, net.remember, memory, told), acted
