@@ -194,4 +194,7 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, dtype):
                 rest = past, scale, bias, kappa
                 team = jax.vmap(lambda sources, causal=causal, rest=rest: kernel.team(causal, sources, *rest))
                 jax.jit(team).trace(teams).lower(lowering_platforms=("cuda",))
-    assert len(triton_modules) >= 10
+            rest = memory, scale, bias, kappa
+            step = jax.vmap(lambda sources, causal=causal, rest=rest: kernel.timestep(causal, sources, *rest))
+            jax.jit(step).trace(teams).lower(lowering_platforms=("cuda",))
+    assert len(triton_modules) >= 12

@@ -201,7 +201,6 @@ def make(task: Task) -> Env:
             scenario=scenario,
             see_enemy_actions=True,
             walls_cause_death=True,
-            attack_mode="closest",
             max_steps=time_limit - 1,
         )
         return Smax(

@@ -2,7 +2,8 @@
 
 The suite takes a step as eight of its world, one after another in a loop, and writes what units see feature
 by feature. Here the eight stand side by side in the program, their randomness drawn at once, and what is seen
-is put together in one go. Results are the suite's but for rounding (tests/envs/test_smax.py).
+is put together in one go. Given the same draws, results are the suite's but for rounding
+(tests/envs/test_smax.py).
 """
 
 import typing as tp
@@ -91,16 +92,10 @@ class Battle(SMAX):
             prev_attack_actions=attack,
         )
 
-    def _deviations(self, key: Array) -> list[Array]:
-        """By how much the cooldowns of units differ, for each step of the world, by the suite's keys."""
-        steps = []
-        for _ in range(self.world_steps_per_env_step):
-            key, own = jax.random.split(key)
-            steps.append(own)
-        keys = jax.vmap(lambda own: jax.random.split(own, self.num_agents))(jnp.stack(steps))
-        least, most = -self.time_per_step, 2 * self.time_per_step
-        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, minval=least, maxval=most)))
-        return list(draw(keys))
+    def _deviations(self, key: Array) -> Array:
+        """By how much the cooldowns of units differ, for each step of the world [steps, units]."""
+        shape, step = (self.world_steps_per_env_step, self.num_agents), self.time_per_step
+        return jax.random.uniform(key, shape, minval=-step, maxval=2 * step)
 
     def get_obs_unit_list(self, state: PyTree) -> dict[str, Array]:
         """What each unit sees of every other, and of itself."""
@@ -146,8 +141,35 @@ def _length(x: Array, y: Array) -> Array:
 
 
 class ScriptedEnemies(HeuristicEnemySMAX):
-    """The suite's battle of one team against its script."""
+    """The suite's battle of one team against its script, in the form where enemies shoot at the closest."""
 
-    def __init__(self, attack_mode: str, **arguments: tp.Any) -> None:
-        super().__init__(attack_mode=attack_mode, **arguments)
+    def __init__(self, **arguments: tp.Any) -> None:
+        super().__init__(attack_mode="closest", **arguments)
         self._env = Battle(**arguments)
+        self.heuristic_policy = partial(_script, self._env)
+
+
+def _script(env: Battle, key: Array, state: PyTree, seen: Array) -> tuple[Array, PyTree]:
+    """What an enemy does: it shoots at whom it shot last, or at the closest in reach, or goes towards any it
+    sees, or else to the other side of the map."""
+    size, centre = (jnp.array([env.map_width, env.map_height]) / share for share in (1, 2))
+    told, own = jnp.split(seen, [(env.num_agents - 1) * len(env.unit_features)])
+    told = told.reshape(env.num_agents - 1, -1)[env.num_enemies - 1 :]  # of the other team, after its own
+    kind = jnp.argmax(own[-env.unit_type_bits :])
+    place, away = own[1:3] * size, told[:, 1:3] * env.unit_type_sight_ranges[kind]
+    visible, distance = told[:, 0] > 0, _length(*away.T)
+    near = visible & (distance < env.unit_type_attack_ranges[kind])
+    last, closest = state.last_attacked_enemy, jnp.argmin(jnp.where(near, distance, _length(*size)))
+    aim = jnp.where((last != -1) & near[last], last, closest)
+    # As `jax.random.choice` draws by chances, but that it would search for them in a loop.
+    chances = jnp.cumsum(visible / visible.sum())
+    drawn = chances[-1] * (1 - jax.random.uniform(jax.random.split(key)[0]))
+    followed = away[(chances < drawn).sum()] + place
+    fresh = (state.default_target == 0).all() & (last == -1)
+    across = jnp.where(fresh, centre - (place - centre), state.default_target)
+    x, y = jnp.where(visible.any(), followed, across) - place
+    step = jnp.argmax(jnp.stack([y, x, -y, -x]))
+    action = jnp.where(near.any(), aim + env.num_movement_actions, step)
+    return action, state.replace(
+        default_target=across, last_attacked_enemy=jnp.where(near[aim], aim, -1).astype(last.dtype)
+    )

@@ -39,7 +39,7 @@ WHOLE = {32: Launch(64, 32), 64: Launch(64, 64)}
 FORWARD = {**WHOLE, 128: Launch(64, 64, stages=2)}
 BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=3)}
 MEND = {**WHOLE, 128: Launch(64, 128)}
-HEAD_BACKWARD = {**WHOLE, 128: Launch(32, 128)}
+HEAD_BACKWARD = {**WHOLE, 128: Launch(32, 64, stages=2)}
 """By width (benchmarks/README.md)."""
 FEW = 16_384
 FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 32, stages=2), 128: Launch(32, 32, stages=2)}

@@ -134,6 +134,23 @@ def team(
     kappa: Array,
 ) -> Array:
     """`gated` for the agents of one timestep: nothing is remembered, nor kept for going back."""
+    return _team(causal, sources, past, scale, bias, kappa)[0]
+
+
+def timestep(
+    causal: bool,
+    sources: tuple[Array, ...],
+    memory: Array,  # [B, H, d, d] as the timestep before left it
+    scale: Array,
+    bias: Array,
+    kappa: Array,
+) -> tuple[Array, Array]:
+    """(`team`, the memory after it), which takes the place of the one before: that is read once for both."""
+    out, memory = _team(causal, sources, memory, scale, bias, kappa, remember=True)
+    return out, memory
+
+
+def _team(causal, sources, past, scale, bias, kappa, remember=False):
     num_envs, num_agents = sources[0].shape[:2]
     head = scale.shape[0] // kappa.shape[0]
     memory = jax.ShapeDtypeStruct((num_envs, kappa.shape[0], head, head), jnp.float32)
@@ -141,7 +158,9 @@ def team(
     out = jax.ShapeDtypeStruct((num_envs, num_agents, scale.shape[0]), sources[0].dtype)
     given = (*sources, past, scale, bias, cut.rate, cut.episode)
     kernel = _forward_kernel if past.ndim == 4 else functools.partial(_forward_kernel, told=True)
-    return cut.call(kernel, cut.sizes(sources), "retention_team", given, [out])[0]
+    shapes, aliases = ([out, memory], {len(sources): 1}) if remember else ([out], None)
+    name = "retention_timestep" if remember else "retention_team"
+    return cut.call(kernel, cut.sizes(sources), name, given, shapes, aliases)
 
 
 def _backward(num_agents, causal, residuals, cotangents):
@@ -260,14 +279,15 @@ class _Cut:
             interpret=interpret,
             compiler_params=None
             if interpret
-            else triton.CompilerParams(num_warps=_warps(sizes), num_stages=_stages(sizes, name)),
+            else triton.CompilerParams(num_warps=_warps(sizes, name), num_stages=_stages(sizes, name)),
             name=name,
         )(*given)
 
 
-def _warps(sizes: Sizes) -> int:
-    few = sizes.num_tokens <= 16
-    return max(1, sizes.head // 32) if few else LAUNCHES[sizes.head].warps
+def _warps(sizes: Sizes, name: str) -> int:
+    if sizes.num_tokens > 16:
+        return LAUNCHES[sizes.head].warps
+    return max(1, sizes.head // (16 if name == "retention_timestep" else 32))
 
 
 def _stages(sizes: Sizes, name: str) -> int:
@@ -311,8 +331,8 @@ def _pull_kernel(sizes, source, rate, episode, dout, dmemory):
 
 
 def _forward_kernel(sizes, *refs, told=False):
-    """What the layer gives; also what was recalled and the memory after it, where they are asked for. `told`:
-    in place of the memory comes what it says."""
+    """What the layer gives; also what was recalled, the memory after it, or that alone, where they are asked
+    for. `told`: in place of the memory comes what it says."""
     num_sources = 1 if sizes.columns[0] else 2
     sources, (memory, scale, bias, rate, episode, y, *more) = refs[:num_sources], refs[num_sources:]
     cols, rate = _columns(sizes), rate[pl.program_id(1)]
@@ -329,7 +349,7 @@ def _forward_kernel(sizes, *refs, told=False):
                 found += dot(q, past) * decays.since[:, None]
         if told:
             found += rows.load(memory, cols)
-        if more:
+        if len(more) == 2:
             rows.store(more[0], cols, found)
         normal, _ = _normal(found)
         gate = gate.astype(jnp.float32)
@@ -338,12 +358,10 @@ def _forward_kernel(sizes, *refs, told=False):
         return past if sizes.settled else _remember(k, v, past, decays)
 
     past = jnp.zeros((sizes.head, sizes.head), jnp.float32) if told else memory[...]
+    # One chunk needs no loop, which would compute a memory after it that nobody asks for.
+    after = chunk(0, past) if sizes.num_chunks == 1 else jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
     if more:
-        more[1][...] = jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
-    elif sizes.num_chunks == 1:
-        chunk(0, past)  # no loop, whose memory after would be computed in vain
-    else:
-        jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
+        more[-1][...] = after
 
 
 def _queries_kernel(sizes, *refs):

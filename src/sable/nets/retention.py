@@ -78,7 +78,7 @@ class MultiScaleRetention(nn.Module):
         if isinstance(memory, tuple):
             return self._gated(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
         if self._team_by_kernel(x.shape[1]):
-            return self._team(sources, memory), self.remember(memory, sources[0])
+            return self._team(kernel.timestep, sources, memory)
         opened = jnp.zeros(x.shape[:1], bool)
         out, memory = retention.step(q, k, v, memory, self._kappa(), opened, causal=self.causal)
         return self._gated(out, gate), memory
@@ -105,7 +105,7 @@ class MultiScaleRetention(nn.Module):
         told = self.projections(key)
         sources = (told,) if query is None else (query, told)
         if self._team_by_kernel(key.shape[1]):
-            return self._team(sources, past), told
+            return self._team(kernel.team, sources, past), told
         q, k, v, gate = self._split(sources)
         # Blocks of agents, each told the sum of the blocks before it: linear in agents, and causal exactly.
         out = retention.within(q[None], k[None], v[None], causal=True)[0]
@@ -186,10 +186,10 @@ class MultiScaleRetention(nn.Module):
     def _team_by_kernel(self, num_agents):
         return kernel.team_chosen(self.width // self.num_heads, num_agents, self.causal)
 
-    def _team(self, sources, past):
+    def _team(self, form, sources, past):
         def recall(norm, sources, past):
             scale, bias = norm
-            return kernel.team(self.causal, sources, past, scale, bias, self._kappa())
+            return form(self.causal, sources, past, scale, bias, self._kappa())
 
         return sharding.apart(recall, (self.scale, self.bias), sources, past)
 
