@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from sable.kernels import gpu
-from sable.kernels.retention import dot
+from sable.kernels.retention import dot, sigmoid
 from sable.ops import sharding
 
 EPSILON = 1e-6
@@ -280,7 +280,7 @@ def _finish_kernel(tile, *refs):
         if kept:
             for half, value in zip(_halves(part, a), (gate, inner_in), strict=True):
                 tile.store(hidden, value, half.start)
-        inner = gate * jax.nn.sigmoid(gate) * inner_in
+        inner = gate * sigmoid(gate, out.dtype) * inner_in
         return total + dot(inner.astype(out.dtype), ff_output[part, :])
 
     end, end_spread = _normal(tile.by_parts(add, a, a.shape[-1]))
@@ -303,11 +303,11 @@ def _finish_back_kernel(tile, *refs):
 
     def through(part, da):
         gate, inner_in = (tile.load(hidden, half).astype(jnp.float32) for half in _halves(part, normal_))
-        sigmoid = jax.nn.sigmoid(gate)
-        swish = gate * sigmoid
+        opened = sigmoid(gate, dtype)
+        swish = gate * opened
         tile.store(inner_, swish * inner_in, part.start)
         dinner = dot(dend_in, ff_output[part, :].T)
-        dgate = (dinner * inner_in * (sigmoid + swish * (1 - sigmoid))).astype(dtype)
+        dgate = (dinner * inner_in * (opened + swish * (1 - opened))).astype(dtype)
         dinner_in = (dinner * swish).astype(dtype)
         for half, error in zip(_halves(part, normal_), (dgate, dinner_in), strict=True):
             tile.store(dhidden, error, half.start)
@@ -340,23 +340,22 @@ def _mend_back_kernel(tile, mixed, residual, dout, output, scale, dmixed, dz, ds
 
 
 def _head_kernel(tile, x, weight, bias, out):
-    gelu, _ = _gelu(_product(tile, x, weight, bias[...][None]))
+    gelu, _ = _gelu(_product(tile, x, weight, bias[...][None]), x.dtype)
     tile.store(out, _normal(gelu)[0])
 
 
 def _head_back_kernel(tile, x, dout, weight, bias, dx, dhidden_, dbias):
-    gelu, slope = _gelu(_product(tile, x, weight, bias[...][None]))
+    gelu, slope = _gelu(_product(tile, x, weight, bias[...][None]), x.dtype)
     dhidden = _through_norm(tile.load(dout).astype(jnp.float32), *_normal(gelu)) * slope
     dbias[...] = dhidden.sum(0)
     _through_sum(tile, dhidden, weight, dx, dhidden_)
 
 
-def _gelu(x):
-    """(`jax.nn.gelu`, its derivative). Its (1 + tanh(z)) / 2 is the sigmoid of 2 z, which takes a GPU fewer
-    instructions."""
+def _gelu(x, dtype):
+    """(`jax.nn.gelu`, its derivative). Its (1 + tanh(z)) / 2 is the sigmoid of 2 z."""
     rate, cubic = 2 * math.sqrt(2 / math.pi), 0.044715
-    sigmoid = jax.nn.sigmoid(rate * x * (1 + cubic * x * x))
-    return x * sigmoid, sigmoid + x * sigmoid * (1 - sigmoid) * rate * (1 + 3 * cubic * x * x)
+    opened = sigmoid(rate * x * (1 + cubic * x * x), dtype)
+    return x * opened, opened + x * opened * (1 - opened) * rate * (1 + 3 * cubic * x * x)
 
 
 def _sum(tile, mixed, residual, output):
