@@ -1,7 +1,5 @@
 """Our battles against the suite's own, from the same states: everything is equal but for rounding."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,20 +24,7 @@ def make(map_name, **changes):
         "max_steps": 50,
     }
     arguments |= {"scenario": map_name_to_scenario(map_name)} | changes
-    suite, ours = HeuristicEnemySMAX(**arguments), ScriptedEnemies(**arguments)
-    ours._env._deviations = functools.partial(drawn_one_by_one, ours._env)
-    return suite, ours
-
-
-def drawn_one_by_one(battle, key):
-    """What our battles draw at once, as the suite draws it: by a key for every step of the world and unit."""
-    steps = []
-    for _ in range(battle.world_steps_per_env_step):
-        key, own = jax.random.split(key)
-        steps.append(jax.random.split(own, battle.num_agents))
-    step = battle.time_per_step
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, minval=-step, maxval=2 * step)))
-    return draw(jnp.stack(steps))
+    return HeuristicEnemySMAX(**arguments), ScriptedEnemies(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +74,3 @@ def assert_alike(found, truth):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
     jax.tree.map(alike, found, truth)
-
-
-def test_cooldowns_differ_by_what_the_suite_draws_them_from():
-    battle = make("3m")[1]._env
-    keys = jax.random.split(jax.random.key(0), 2000)
-    ours, suites = (
-        np.asarray(jax.jit(jax.vmap(functools.partial(form, battle)))(keys))
-        for form in (type(battle)._deviations, drawn_one_by_one)
-    )
-    assert ours.shape == suites.shape
-    for statistic in (np.min, np.mean, np.std, np.max):
-        np.testing.assert_allclose(statistic(ours), statistic(suites), atol=1e-3)

@@ -78,7 +78,7 @@ def learned_return(probe: str | Probe, system: str, config: SystemConfig, update
     return state.best.score.tolist()
 
 
-UPDATES = {"recall": 225, "continuous": 150}
+UPDATES = {"recall": 150, "continuous": 150}
 SHORTFALL = {"recall": 0.15, "continuous": 0.2}
 """Of the best return, for every seed. A continuous policy samples while it is measured, and its spread
 shrinks slowly. One seed in fifteen of Sable's, more or less by its settings, stays at 7/8 of what there is to

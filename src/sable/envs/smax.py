@@ -2,8 +2,7 @@
 
 The suite takes a step as eight of its world, one after another in a loop, and writes what units see feature
 by feature. Here the eight stand side by side in the program, their randomness drawn at once, and what is seen
-is put together in one go. Given the same draws, results are the suite's but for rounding
-(tests/envs/test_smax.py).
+is put together in one go. Results are the suite's but for rounding (tests/envs/test_smax.py).
 """
 
 import typing as tp
@@ -92,10 +91,16 @@ class Battle(SMAX):
             prev_attack_actions=attack,
         )
 
-    def _deviations(self, key: Array) -> Array:
-        """By how much the cooldowns of units differ, for each step of the world [steps, units]."""
-        shape, step = (self.world_steps_per_env_step, self.num_agents), self.time_per_step
-        return jax.random.uniform(key, shape, minval=-step, maxval=2 * step)
+    def _deviations(self, key: Array) -> list[Array]:
+        """By how much the cooldowns of units differ, for each step of the world, by the suite's keys."""
+        steps = []
+        for _ in range(self.world_steps_per_env_step):
+            key, own = jax.random.split(key)
+            steps.append(own)
+        keys = jax.vmap(lambda own: jax.random.split(own, self.num_agents))(jnp.stack(steps))
+        least, most = -self.time_per_step, 2 * self.time_per_step
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, minval=least, maxval=most)))
+        return list(draw(keys))
 
     def get_obs_unit_list(self, state: PyTree) -> dict[str, Array]:
         """What each unit sees of every other, and of itself."""
