@@ -331,8 +331,8 @@ def _pull_kernel(sizes, source, rate, episode, dout, dmemory):
 
 
 def _forward_kernel(sizes, *refs, told=False):
-    """What the layer gives; also what was recalled, the memory after it, or that alone, where they are asked
-    for. `told`: in place of the memory comes what it says."""
+    """What the layer gives; also what was recalled and the memory after it, or the latter alone, where they
+    are asked for. `told`: in place of the memory comes what it says."""
     num_sources = 1 if sizes.columns[0] else 2
     sources, (memory, scale, bias, rate, episode, y, *more) = refs[:num_sources], refs[num_sources:]
     cols, rate = _columns(sizes), rate[pl.program_id(1)]
@@ -391,7 +391,7 @@ def _queries_kernel(sizes, *refs):
         inner = (dnormal * normal).mean(axis=1, keepdims=True)
         dfound = (dnormal - dnormal.mean(axis=1, keepdims=True) - normal * inner) * spread
         rows.store(dout, cols, dfound)
-        k, v = (rows.load(source, cols, at) for at in sizes.columns[:2])
+        k, v = (rows.load(source, cols, at) for at in sizes.columns[:2])  # not before: registers are short
         dfound = dfound.astype(v.dtype)
         dq = dot(dfound, past.T)
         if not sizes.settled:
@@ -418,7 +418,7 @@ def _keys_kernel(sizes, *refs):
         dk = dot(v, dpast.T)
         if not sizes.settled:
             dk = dot((dot(error, v.T) * decays.within).T, q) + dk * decays.kept[:, None]
-        rows.store(dsource, cols, dk, sizes.columns[0])
+        rows.store(dsource, cols, dk, sizes.columns[0])  # before the other is begun: registers are short
         dv = dot(k, dpast)
         if not sizes.settled:
             dv = dot((dot(q, k.T) * decays.within).T, error) + dv * decays.kept[:, None]
