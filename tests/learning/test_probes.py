@@ -64,25 +64,25 @@ QMIX = QMIXConfig(
     mixer_size=8,
 )
 RUN = RunConfig(evaluation_episodes=256)
-SEEDS = jnp.arange(2, dtype=jnp.uint32)
+SEEDS, MANY_SEEDS = (jnp.arange(number, dtype=jnp.uint32) for number in (2, 6))
 
 
-def learned_return(probe: str | Probe, system: str, config: SystemConfig, updates: int) -> list[float]:
+def learned_return(
+    probe: str | Probe, system: str, config: SystemConfig, updates: int, seeds: jax.Array = SEEDS
+) -> list[float]:
     """The best return each seed reaches in five evaluations, evenly spaced."""
     env = PROBES[probe] if isinstance(probe, str) else probe
     program = programs.make_program(env, systems.make(system, env.spec, config), RUN, config)
-    state = jax.jit(programs.one_by_one(program.start))(SEEDS)
+    state = jax.jit(programs.one_by_one(program.start))(seeds)
     unit, assess = jax.jit(jax.vmap(program.unit, (0, None))), jax.jit(jax.vmap(program.assess))
     for _ in range(5):
         state, _ = assess(replace(state, run=unit(state.run, jnp.int32(updates // 5))))
     return state.best.score.tolist()
 
 
-UPDATES = {"recall": 150, "continuous": 150}
-SHORTFALL = {"recall": 0.15, "continuous": 0.2}
-"""Of the best return, for every seed. A continuous policy samples while it is measured, and its spread
-shrinks slowly. One seed in fifteen of Sable's, more or less by its settings, stays at 7/8 of what there is to
-recall: in one of four cases one agent errs. Rounding decides which seeds, so the best is asked for more."""
+UPDATES = {"recall": 225, "continuous": 150}
+SHORTFALL = {"recall": 0.05, "continuous": 0.2}
+"""Of the best return; a continuous policy samples while it is measured, and its spread shrinks slowly."""
 
 
 def case(*values: object, quick: bool = False, gpu: bool = False):
@@ -98,14 +98,17 @@ ON_GPU = KEEN | {"coordination", "continuous"}
 
 @pytest.mark.parametrize("probe", [case(probe, quick=probe in KEEN, gpu=probe in ON_GPU) for probe in PROBES])
 def test_sable_reaches_the_best_return(probe):
-    reached = learned_return(probe, "sable", CONFIG, UPDATES.get(probe, 60))
-    assert_solved(probe, reached)
-
-
-def assert_solved(probe, reached):
-    best, shortfall = PROBES[probe].optimal_return, SHORTFALL.get(probe, 0.1)
-    assert best - shortfall < min(reached) <= max(reached) <= best + 1e-6, reached
-    assert probe != "recall" or max(reached) > best - 0.05, reached
+    recall = probe == "recall"
+    updates, seeds = (150, MANY_SEEDS) if recall else (UPDATES.get(probe, 60), SEEDS)
+    reached = learned_return(probe, "sable", CONFIG, updates, seeds)
+    best = PROBES[probe].optimal_return
+    assert max(reached) <= best + 1e-6, reached
+    if recall:
+        # One seed in fifteen or so stays at 7/8, where in one case of four one agent errs; rounding decides
+        # which. So of six one may.
+        assert sum(reached) / len(reached) > best - 0.035 and min(reached) > best - 0.15, reached
+    else:
+        assert min(reached) > best - SHORTFALL.get(probe, 0.1), reached
 
 
 BLIND = {("ippo", "coordination")}
@@ -183,7 +186,8 @@ def test_qmix_solves_by_replay(probe, updates):
 @pytest.mark.parametrize("probe", ["coordination", "recall"])
 def test_the_papers_order_of_agents_learns_too(probe):
     config = replace(CONFIG, agent_order="per_epoch")
-    assert_solved(probe, learned_return(probe, "sable", config, UPDATES.get(probe, 100)))
+    reached = learned_return(probe, "sable", config, UPDATES.get(probe, 100))
+    assert min(reached) > PROBES[probe].optimal_return - 0.1, reached
 
 
 @pytest.mark.slow

@@ -112,14 +112,17 @@ def make(spec: EnvSpec, config: QMIXConfig) -> System:
         gradient, metrics = jax.grad(loss, has_aux=True)(networks, learner, batch)
         updates, opt_state = optimiser(learner.hyper).update(gradient, learner.opt_state)
         networks = optax.apply_updates(networks, updates)
-        num_updates, pace = learner.num_updates + 1, learner.hyper.polyak
+        num_updates = learner.num_updates + 1
         if config.hard_target_update:
-            pace = jnp.where(num_updates % config.target_update_period == 0, 1.0, 0.0)
+            period = config.target_update_period
+            target = optax.periodic_update(networks, learner.target, num_updates, period)
+        else:
+            target = optax.incremental_update(networks, learner.target, learner.hyper.polyak)
         return replace(
             learner,
             params=networks["agent"],
             mixer=networks["mixer"],
-            target=optax.incremental_update(networks, learner.target, pace),
+            target=target,
             opt_state=opt_state,
             num_updates=num_updates,
         ), metrics | {"gradient/norm": optax.tree.norm(gradient)}
