@@ -36,12 +36,10 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
 
 FORWARDS = {"retention", "mend", "finish", "head"}
 BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back", "head_back"}
-LEARNING = (
-    FORWARDS | BACKWARDS | {"retention_team", "remember"}
-)  # with the value of what comes after a rollout
-KERNELS = {"sable": ({"retention_team", "remember", "finish", "head", "sable_decode"}, LEARNING)}
+LEARNING = FORWARDS | BACKWARDS | {"retention_timestep"}  # with the value of what comes after a rollout
+KERNELS = {"sable": ({"retention_timestep", "finish", "head", "sable_decode"}, LEARNING)}
 KERNELS["sable-continuous"] = (
-    {"retention_team", "retention_row", "ask", "remember", "mend", "finish", "head"},
+    {"retention_timestep", "retention_row", "ask", "remember", "mend", "finish", "head"},
     LEARNING,
 )
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small

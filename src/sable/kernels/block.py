@@ -36,10 +36,8 @@ class Launch(tp.NamedTuple):
 
 
 WHOLE = {32: Launch(64, 32), 64: Launch(64, 64)}
-FORWARD = {**WHOLE, 128: Launch(64, 64, stages=2)}
-BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=3)}
-MEND = {**WHOLE, 128: Launch(64, 128)}
-HEAD_BACKWARD = {**WHOLE, 128: Launch(32, 64, stages=2)}
+LAUNCHES = {**WHOLE, 128: Launch(64, 64, stages=2)}
+FINISH_BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=3)}
 """By width (benchmarks/README.md)."""
 FEW = 16_384
 FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 32, stages=2), 128: Launch(32, 32, stages=2)}
@@ -49,7 +47,7 @@ better."""
 
 def supported(width: int) -> bool:
     """Whether the kernels can handle tokens of so many channels."""
-    return width in FORWARD
+    return width in LAUNCHES
 
 
 def chosen(width: int) -> bool:
@@ -75,7 +73,7 @@ def finish(
 def _finish_call(mixed, residual, weights, shapes):
     tokens = _flat(mixed, residual)
     like = tokens[1]
-    return _call(_finish_kernel, "finish", _launch(FORWARD, like, FOR_FEW), tokens, weights, shapes(like))
+    return _call(_finish_kernel, "finish", _launch(LAUNCHES, like, FOR_FEW), tokens, weights, shapes(like))
 
 
 def _finish(mixed, residual, *weights):
@@ -91,7 +89,7 @@ def _finish_back(given, dout):
     mixed, (normal, hidden, end, *spreads), weights = given
     output, first_scale, gate_and_input, ff_output, second_scale = weights
     tokens = normal, hidden, end, *_flat(dout)
-    like, launch = normal, _launch(BACKWARD, normal)
+    like, launch = normal, _launch(FINISH_BACKWARD, normal)
     shapes = [like, like, _wide(like), like, like]
     dmixed, dz, dhidden, inner, dend, *dscales = _call(
         _finish_back_kernel, "finish_back", launch, tokens, (*spreads, *weights), shapes, 2
@@ -126,7 +124,7 @@ def _mend(*given):
     mixed, residual, *weights = given
     tokens = _flat(mixed, residual)
     like = tokens[1]
-    (out,) = _call(_mend_kernel, "mend", _launch(MEND, like, FOR_FEW), tokens, weights, [like])
+    (out,) = _call(_mend_kernel, "mend", _launch(LAUNCHES, like, FOR_FEW), tokens, weights, [like])
     return out.reshape(residual.shape), given
 
 
@@ -134,7 +132,7 @@ def _mend_back(given, dout):
     mixed, residual, output, scale = given
     tokens = _flat(mixed, residual, dout)
     like = tokens[1]
-    launch = _launch(MEND, like)
+    launch = _launch(LAUNCHES, like)
     dmixed, dz, dscale = _call(_mend_back_kernel, "mend_back", launch, tokens, given[2:], [like, like], 1)
     return (
         dmixed.reshape(mixed.shape).astype(mixed.dtype),
@@ -159,7 +157,7 @@ def head(
 
 def _head(*given):
     (tokens,), weights = _flat(given[0]), given[1:]
-    (out,) = _call(_head_kernel, "head", _launch(MEND, tokens, FOR_FEW), (tokens,), weights, [tokens])
+    (out,) = _call(_head_kernel, "head", _launch(LAUNCHES, tokens, FOR_FEW), (tokens,), weights, [tokens])
     return out.reshape(given[0].shape), given
 
 
@@ -167,7 +165,7 @@ def _head_back(given, dout):
     x, weight, bias = given
     tokens = _flat(x, dout)
     like = tokens[0]
-    launch = _launch(HEAD_BACKWARD, like)
+    launch = _launch(LAUNCHES, like)
     dx, dhidden, dbias = _call(_head_back_kernel, "head_back", launch, tokens, given[1:], [like, like], 1)
     return dx.reshape(x.shape), _weight_gradient(like, dhidden, weight), dbias.sum(0).astype(bias.dtype)
 

@@ -279,20 +279,23 @@ class _Cut:
             interpret=interpret,
             compiler_params=None
             if interpret
-            else triton.CompilerParams(num_warps=_warps(sizes, name), num_stages=_stages(sizes, name)),
+            else triton.CompilerParams(
+                num_warps=_warps(sizes), num_stages=_stages(sizes, name, given[0].dtype)
+            ),
             name=name,
         )(*given)
 
 
-def _warps(sizes: Sizes, name: str) -> int:
-    if sizes.num_tokens > 16:
-        return LAUNCHES[sizes.head].warps
-    return max(1, sizes.head // (16 if name == "retention_timestep" else 32))
+def _warps(sizes: Sizes) -> int:
+    return LAUNCHES[sizes.head].warps if sizes.num_tokens > 16 else max(1, sizes.head // 32)
 
 
-def _stages(sizes: Sizes, name: str) -> int:
-    """2: the next chunk is read while one is computed, unless that takes more registers than there are."""
-    return 1 if sizes.head > 64 or (sizes.head == 32 and name == "retention_keys") else 2
+def _stages(sizes: Sizes, name: str, dtype: jnp.dtype) -> int:
+    """More than 1: the next chunks are read while one is computed, as far as there are registers and memory
+    to share for them."""
+    if sizes.head > 64 or (sizes.head == 32 and name == "retention_keys"):
+        return 1
+    return 3 if sizes.head == 64 and dtype == jnp.bfloat16 and gpu.roomy() else 2
 
 
 def block_spec(x) -> pl.BlockSpec:
