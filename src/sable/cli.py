@@ -51,10 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "" not in sys.path:  # a system of the user's own is a module, most likely in the current folder
         sys.path.append("")
     try:
-        return _dispatch(arguments)
-    except Help as text:
-        print(str(text).rstrip())
-        return 0
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except SableError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -79,7 +78,11 @@ def _dispatch(argv: Argv) -> int:
         raise SableError(
             f"unknown {what} {argv[0]!r}{near or ';'} commands: {', '.join(_COMMANDS)} (see sable --help)"
         )
-    return _COMMANDS[argv[0]](argv[1:])
+    try:
+        return _COMMANDS[argv[0]](argv[1:])
+    except Help as text:
+        print(str(text).rstrip())
+        return 0
 
 
 def _train(argv: Argv) -> int:
