@@ -104,6 +104,20 @@ def test_what_cannot_fit_is_refused_in_one_line_with_what_does(name, value, devi
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
+def test_what_its_state_alone_refuses_is_told_what_fits_too(device_with, tmp_path):
+    """All that learning needs, many times the state, is not counted then."""
+    much = {"num_envs": 512, "rollout_length": 64, "total_steps": 2**16}
+    device_with(int(memory.size(rehearsal(**much).state) * 0.9))
+    with pytest.raises(SableError) as refused:
+        sable.train(TASK, **TINY | much, out=tmp_path)
+    found = re.search(r"; num_envs=(\d+) would fit", str(refused.value))
+    assert found, refused.value
+    most = int(found[1])
+    assert rehearsal(**much | {"num_envs": most}).needed <= sizes.room()
+    assert rehearsal(**much | {"num_envs": 2 * most + 2}).needed > sizes.room()
+
+
 def test_a_run_that_fits_at_no_size_is_refused_too(device_with, tmp_path):
     device_with(1000)
     with pytest.raises(SableError, match=r"needs .* and the device has 1 kB; no number of environments fits"):

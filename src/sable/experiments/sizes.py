@@ -54,9 +54,7 @@ def refusal(error: memory.DoesNotFit, env: Env, run: RunConfig, config: SystemCo
     if len(run.seeds) > 1:
         found = _fitting(name, refused, (0, 0), (len(run.seeds), error.needed), bound)
     if found is None:
-        other = Rehearsal(env, *another(run, config))
-        small, large = sorted([(other.config.num_envs, other.needed), (config.num_envs, error.needed)])
-        name, found = "num_envs", _fitting("num_envs", refused, small, large, bound)
+        name, found = "num_envs", _fewer_envs(refused, error.needed, bound)
     advice = "no number of environments fits; try a shorter rollout_length or a smaller network"
     if found is not None:
         advice = f"{name}={found[0]} would fit, with {memory.in_words(found[1])}"
@@ -92,6 +90,26 @@ def _steps(run: RunConfig, config: SystemConfig) -> tuple[int, int]:
     return along_seeds, along_envs * getattr(config, "num_minibatches", 1)
 
 
+def _fewer_envs(refused: Rehearsal, needed: int, room: int) -> Point | None:
+    """The largest number of environments that fits, for a run that does not. What that needs may be told too
+    low, so a line is drawn to it only from one that fits."""
+    one, large = refused, (refused.config.num_envs, needed)
+    while True:
+        other = Rehearsal(one.env, *another(one.run, one.config))
+        small = other.config.num_envs, _needed(other, room)
+        if small[1] <= room or small[0] > large[0]:
+            return _fitting("num_envs", refused, *sorted([small, large]), room)
+        one, large = other, small
+
+
+def _needed(run: Rehearsal, room: int) -> int:
+    """The bytes a run needs; more than there are if it is too large even to be compiled."""
+    try:
+        return run.needed
+    except jax.errors.JaxRuntimeError:
+        return 2 * room
+
+
 def _reach(one: Point, other: Point, room: int) -> float | None:
     """Where the line through two points comes to `room` bytes; None where it never does."""
     slope = (other[1] - one[1]) / (other[0] - one[0]) if other[0] != one[0] else 0.0
@@ -106,14 +124,11 @@ def _fitting(name: str, run: Rehearsal, small: Point, large: Point, room: int) -
         number = _allowed(name, run, int(_reach(small, large, room) or 0))
         if number == 0 or number == large[0]:
             return large if number and large[1] <= room else None
-        try:
-            needed = Rehearsal(run.env, *changed(run.run, run.config, **{name: number})).needed
-        except jax.errors.JaxRuntimeError:  # so large that it cannot even be compiled
-            needed = 2 * room
+        needed = _needed(Rehearsal(run.env, *changed(run.run, run.config, **{name: number})), room)
         if needed <= room:
             return number, needed
         large = (number, needed)
-    return None
+    return small if 0 < small[1] <= room else None
 
 
 def _allowed(name: str, run: Rehearsal, most: int) -> int:

@@ -16,10 +16,10 @@ from sable.types import PyTree
 
 
 class DoesNotFit(SableError):
-    """A run that the device cannot hold."""
+    """A run that the device cannot hold: it needs so much at least."""
 
     def __init__(self, needed: int, total: int):
-        super().__init__(f"this run needs {in_words(needed)} and the device has {in_words(total)}")
+        super().__init__(f"this run needs at least {in_words(needed)} and the device has {in_words(total)}")
         self.needed, self.total = needed, total
 
 
