@@ -98,7 +98,8 @@ def _fewer_envs(refused: Rehearsal, needed: int, room: int) -> Point | None:
         other = Rehearsal(one.env, *another(one.run, one.config))
         small = other.config.num_envs, _needed(other, room)
         if small[1] <= room or small[0] > large[0]:
-            return _fitting("num_envs", refused, *sorted([small, large]), room)
+            small, large = sorted([small, large])
+            return _fitting("num_envs", refused, small, large, room)
         one, large = other, small
 
 
