@@ -267,8 +267,14 @@ def test_it_says_so_where_it_is_not_installed(monkeypatch, capsys):
     assert capsys.readouterr().out == "sable not installed\n"
 
 
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m sable list | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "" and done.stdout.startswith("task")
+
+
 @pytest.mark.parametrize("argv", ["list", "--help", "publish --help"])
-def test_a_reader_that_goes_away_is_no_error(argv):
+def test_a_reader_that_never_came_is_no_traceback(argv):
     command = f"{sys.executable} -m sable {argv} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")

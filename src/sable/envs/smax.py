@@ -123,7 +123,6 @@ class Battle(SMAX):
         own = jnp.column_stack([health, place / jnp.array([self.map_width, self.map_height]), cooldown, kind])
         own = jnp.where(alive[:, None], own, 0.0)
         seen = jnp.concatenate([told.reshape(self.num_agents, -1), own], axis=-1)
-        seen = jax.lax.optimization_barrier(seen)  # else written once for each unit that is taken out of it
         return {agent: seen[unit] for agent, unit in self.agent_ids.items()}
 
     def get_world_state(self, state: PyTree) -> Array:

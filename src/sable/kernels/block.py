@@ -35,9 +35,8 @@ class Launch(tp.NamedTuple):
     stages: int = 1
 
 
-WHOLE = {32: Launch(64, 32), 64: Launch(64, 64)}
-LAUNCHES = {**WHOLE, 128: Launch(64, 64, stages=2)}
-FINISH_BACKWARD = {**WHOLE, 128: Launch(64, 32, stages=3)}
+LAUNCHES = {32: Launch(64, 32), 64: Launch(64, 64), 128: Launch(64, 64, stages=2)}
+FINISH_BACKWARD = {**LAUNCHES, 128: Launch(64, 32, stages=3)}
 """By width (benchmarks/README.md)."""
 FEW = 16_384
 FOR_FEW = {32: Launch(16, 32), 64: Launch(16, 32, stages=2), 128: Launch(32, 32, stages=2)}
