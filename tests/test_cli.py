@@ -107,11 +107,43 @@ MISTAKES = [
     (["list", "--jsn"], ["unknown flag --jsn", "did you mean '--json'"]),
 ]
 
+# Far too large, each alone: said at once, before anything counts or allocates so much.
+LIMITS = [
+    (["train", "--num-envs", "1e13"], ["num_envs=10000000000000", "at most 16777216"]),
+    (["train", "--rollout-length", "1e11"], ["rollout_length=100000000000", "at most 1048576"]),
+    (["train", "--num-envs", "1e6", "--rollout-length", "1e6"], ["num_envs=1000000 times rollout_length="]),
+    (["train", "--num-seeds", "1e8"], ["num_seeds=100000000", "at most 65536"]),
+    (["train", "--embed-dim", "1e6"], ["embed_dim=1000000", "at most 65536"]),
+    (["train", "--system", "ippo", "--policy-layers", "1e6"], ["policy_layers=[1000000]", "at most 65536"]),
+    (["train", "--system", "qmix", "--recurrent-size", "1e6"], ["recurrent_size=1000000", "at most 65536"]),
+    (["train", "--num-blocks", "1e9"], ["num_blocks=1000000000", "at most 1000"]),
+    (["train", "--total-steps", "1e30"], ["total_steps=1000000", "at most 1000000000000000"]),
+    (["train", "--num-evaluations", "1e10"], ["num_evaluations=10000000000", "at most 1000000"]),
+    (["train", "--absolute-episodes", "1e12"], ["absolute_episodes=1000000000000", "at most 16777216"]),
+    (["train", "--devices", "1e9"], ["devices=1000000000", "at most 65536"]),
+    (["train", "null/99999999999ag"], ["cannot exist", "99999999999 is more than 32768"]),
+    (["train", "connector/con-99999x99999x3a"], ["cannot exist", "99999 is more than 32768"]),
+    (["train", "neom/quick-flip-32ag", "--options", "history=99999"], ["history='99999'", "0 to 32768"]),
+    (["plan", "--num-envs", "1e13"], ["num_envs=10000000000000", "at most 16777216"]),
+    (["benchmark", "probe/bandit", "--num-seeds", "1e8"], ["num_seeds=100000000", "at most 65536"]),
+    (["benchmark", "probe/bandit", "--systems", "sable:num-envs=1e13"], ["num_envs=10000000000000"]),
+    (["benchmark", "probe/bandit", "--at-once", "1e13"], ["at_once=10000000000000", "at most"]),
+    (["tune", "probe/bandit", "--num-seeds", "1e8"], ["num_seeds=100000000", "at most 65536"]),
+    (["tune", "probe/bandit", "--points", "1e8"], ["points=100000000", "at most 65536"]),
+    (["evaluate", "nowhere", "--episodes", "1e13"], ["episodes=10000000000000", "at most 16777216"]),
+    (["evaluate", "nowhere", "--seed", "1e13"], ["seed=10000000000000", "at most 4294967295"]),
+    (["watch", "nowhere", "--episodes", "1e13"], ["episodes=10000000000000", "at most 10000"]),
+]
 
-@pytest.mark.parametrize(("argv", "words"), MISTAKES, ids=[" ".join(argv) for argv, _ in MISTAKES])
+
+@pytest.mark.parametrize(
+    ("argv", "words"), MISTAKES + LIMITS, ids=[" ".join(argv) for argv, _ in MISTAKES + LIMITS]
+)
 def test_a_mistake_is_one_line_and_writes_nothing(argv, words, trained, tmp_path, capsys):
     (tmp_path / "file").write_text("")
+    began = time.process_time()
     message = refusal(capsys, *argv)
+    assert time.process_time() - began < 1 or (argv, words) not in LIMITS
     for word in words:
         assert word in message
     assert not trained

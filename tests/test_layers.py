@@ -22,7 +22,7 @@ ALLOWED = {
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
     "training": {"types", "config", "errors", "ops", "kernels", "envs", "systems"},
-    "experiments": {"types", "config", "settings", "errors", "envs", "systems", "training"},
+    "experiments": {"types", "config", "checks", "settings", "errors", "envs", "systems", "training"},
     "watching": {
         "types",
         "config",

@@ -7,6 +7,7 @@
 Importing this package imports no jax, and neither does a call that only finds a mistake.
 """
 
+import itertools
 import typing as tp
 from collections.abc import Sequence
 from functools import partial
@@ -161,12 +162,11 @@ def evaluate(
 
     `env` is needed where the run trained an environment of your own.
     """
-    from sable.errors import SableError
+    from sable.checks import check_count
     from sable.experiments import runs
 
-    for name, value, least in (("episodes", episodes, 1), ("seed", 0 if seed is None else seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
+    check_count("episodes", episodes, 1, 2**24)
+    check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
     directory = runs.find(run)
     run_config, config = runs.read_config(directory)
     with running.env_for(run_config, env) as env:
@@ -351,6 +351,7 @@ def watch(
     are written to the folder `out`, by default `watch` in the run. `env` is needed where the run trained an
     environment of your own.
     """
+    from sable.checks import check_count
     from sable.envs.own import is_own, locate
     from sable.errors import SableError, suggest
 
@@ -358,10 +359,9 @@ def watch(
     for name in formats if not isinstance(formats, str) else (formats,):
         if name not in names:
             raise SableError(f"format {name!r} is not one of {', '.join(names)}{suggest(str(name), names)}")
-    counts = (("episodes", episodes, 1), ("seed", seed or 0, 0), ("run_seed", run_seed or 0, 0))
-    for name, value, least in counts:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise SableError(f"{name}={value!r}: expected a whole number of at least {least}")
+    check_count("episodes", episodes, 1, 10_000)
+    for name, value in (("seed", seed), ("run_seed", run_seed)):
+        check_count(name, value or 0, most=2**32 - 1)
     from sable.experiments import runs
 
     directory = Path(run).expanduser()
@@ -433,15 +433,17 @@ def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "R
 
 
 def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:
+    from sable.checks import MOST_SEEDS, check_count
     from sable.errors import SableError
 
     if seeds is not None and num_seeds is not None:
         raise SableError(f"seeds={seeds!r} and num_seeds={num_seeds!r} were both given; give one of them")
     if seeds is not None:
-        return seeds if isinstance(seeds, str) or not isinstance(seeds, tp.Iterable) else tuple(seeds)
-    if not isinstance(num_seeds, int) or isinstance(num_seeds, bool) or num_seeds < 1:
-        raise SableError(f"num_seeds={num_seeds!r}: expected a whole number of at least 1")
-    return tuple(range(num_seeds))
+        if isinstance(seeds, str) or not isinstance(seeds, tp.Iterable):
+            return seeds
+        return tuple(itertools.islice(seeds, MOST_SEEDS + 1))  # one more is refused, as 10^8 are
+    check_count("num_seeds", num_seeds, 1, MOST_SEEDS)
+    return tuple(range(tp.cast(int, num_seeds)))
 
 
 def _refuse_beside_resume(names: list[str]) -> None:

@@ -101,8 +101,7 @@ class Policy:
 
     def initial_memory(self, batch: int = 1, seed: int = 0) -> Memory:
         """The memory of `batch` episodes not yet begun."""
-        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-            raise SableError(f"batch={batch!r}: expected a whole number of at least 1")
+        checks.check_count("batch", batch, 1)
         return Memory(
             remembered=self.system.initial_memory(batch),
             time=jnp.zeros(batch, jnp.int32),

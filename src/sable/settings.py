@@ -10,7 +10,7 @@ import tomllib
 import typing as tp
 from pathlib import Path
 
-from sable.checks import Fields, build, check_together, refuse_unknown
+from sable.checks import Fields, build, check_together, check_updates, refuse_unknown
 from sable.config import (
     ONLY_ACTIONS,
     SYSTEM_CONFIGS,
@@ -49,6 +49,7 @@ def resolve(run_fields: Fields, system_fields: Fields) -> tuple[RunConfig, Syste
     run = build(RunConfig, {**run_recipe, **run_fields})
     config = build(system_class, {**system_recipe, **system_fields})
     check_together(config)
+    check_updates(run.total_steps, config)
     if isinstance(config, PPOConfig) and 0 < config.learning_rate_horizon < run.total_steps:
         raise SableError(
             f"with learning_rate_horizon={config.learning_rate_horizon} nothing is learnt at the end of "

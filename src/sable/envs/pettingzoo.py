@@ -212,8 +212,8 @@ def _time_limit(env: tp.Any, given: tp.Any) -> int:
                 "it does not say how long an episode can last (max_cycles, max_steps): give --options "
                 "time_limit=STEPS; episodes are then cut there"
             )
-    if type(given) is not int or given < 1:
-        raise SableError(f"option time_limit={given!r}: expected a whole number of at least 1")
+    if type(given) is not int or not 1 <= given < 2**31:
+        raise SableError(f"option time_limit={given!r}: expected a whole number from 1 to {2**31 - 1}")
     return given
 
 

@@ -104,7 +104,10 @@ _PROBES = {  # agents, view size, discrete actions, action components, steps
 }
 _NULLS = ("null/32ag", "null/1024ag")
 _REWARD = ("individual", "mean")
-_ANY_COUNT = ("a count from 0",)
+_MOST = 2**15
+"""The largest number a task's name, or an option, may have: the cells of a grid of it are counted in 32
+bits."""
+_ANY_COUNT = (f"a count from 0 to {_MOST}",)
 
 _COUNT = "(0|[1-9][0-9]*)"
 
@@ -354,6 +357,8 @@ def parse(task: str) -> Task:
             f"for example {suite.example}"
         )
     try:
+        large = next((n for n in match.groups() if n and n.isdecimal() and int(n) > _MOST), None)
+        _require(large is None, f"{large} is more than {_MOST}")
         sizes = suite.sizes(*match.groups())
     except ValueError as error:
         raise SableError(f"task {task!r} cannot exist: {error}. A task that can: {suite.example}") from None
@@ -373,7 +378,8 @@ def with_options(task: Task, options: Mapping[str, tp.Any]) -> Task:
             )
         values = task.options[name]
         if values == _ANY_COUNT:
-            value = int(given) if re.fullmatch("[0-9]+", str(given)) else None
+            value = int(given) if re.fullmatch("[0-9]{1,9}", str(given)) else _MOST + 1
+            value = value if value <= _MOST else None
         else:
             value = given if given in values else None
         if value is None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sable.checks import check_count
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import runs
@@ -110,8 +111,7 @@ def prepare(cell: Cell) -> Path:
 
 def work(cells: Sequence[Cell], *, at_once: int = 1, on_ray: bool = False, quiet: bool = False) -> Outcome:
     """Finish the cells in their order: here `at_once` at a time, or on a Ray cluster all at once."""
-    if not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1:
-        raise SableError(f"at_once={at_once!r}: expected a whole number of at least 1")
+    check_count("at_once", at_once, 1)
     if on_ray and at_once > 1:
         raise SableError(f"at_once={at_once} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sable import settings
+from sable.checks import MOST_SEEDS, check_count
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import runs, tuned
@@ -62,9 +63,8 @@ def tune(
     `run` is the budget of a trial, with as many seeds as each is to have, and `config` what is not searched.
     `given` names the system's fields that were chosen by hand and stay so. `points` trials run side by side.
     """
-    for name, value in (("trials", trials), ("points", points)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SableError(f"{name}={value!r}: expected a whole number of at least 1")
+    check_count("trials", trials, 1)
+    check_count("points", points, 1, MOST_SEEDS // len(run.seeds))  # each seed of each is one of a run
     space = dimensions(run.system, config, given, space)
     import_optuna()
     directory = runs.folder(Path(out), run)
