@@ -83,12 +83,12 @@ def train(
         run, config = runs.read_config(directory)
         runs.refuse_batch(directory)
         run = _on_devices(run, config, fields["devices"]) if fields else run
-        return running.train(run, config, env, lambda: directory, resume=True, quiet=quiet)
+        return running.train(run, config, env, partial(runs.claim, directory), resume=True, quiet=quiet)
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
-    make_directory = partial(runs.plan, Path(out), run, config, name)
-    return running.train(run, config, env, make_directory, resume=False, quiet=quiet)
+    claim_directory = partial(runs.claim_new, Path(out), run, config, name)
+    return running.train(run, config, env, claim_directory, resume=False, quiet=quiet)
 
 
 def configure(

@@ -18,12 +18,13 @@ def train(
     run: "RunConfig",
     config: "SystemConfig",
     env: "Env | None",
-    make_directory: Callable[[], Path],
+    claim_directory: Callable[[], tp.ContextManager[Path]],
     *,
     resume: bool,
     quiet: bool,
 ) -> "Result":
-    """What training leaves; its directory is made only once environment, system and devices are there."""
+    """What training leaves; its directory is claimed, and made, only once environment, system and devices are
+    there."""
     from sable.experiments import results, runs
     from sable.training import processes
 
@@ -41,9 +42,8 @@ def train(
 
         def hold() -> str:
             nonlocal resumed
-            directory = make_directory()
+            directory = held.enter_context(claim_directory())
             resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
-            held.enter_context(runs.claim(directory))
             runs.begin(directory, env.spec)
             return str(directory)
 

@@ -94,6 +94,28 @@ def test_a_cell_begun_with_other_settings_is_refused(tmp_path):
         sable.grid("probe/bandit", systems=["sable"], out=tmp_path, total_steps=2000)
 
 
+@pytest.mark.parametrize(("steps", "refused"), [(1000, False), (2000, True)])
+def test_a_cell_another_worker_has_just_begun_is_his(tmp_path, monkeypatch, steps, refused):
+    """Both found the folder empty; the slower one goes on with it only if it wants the same settings."""
+    mine, his = (
+        sable.grid("probe/bandit", systems=["sable"], out=tmp_path, total_steps=n)[0] for n in (1000, steps)
+    )
+    real = runs.claim_new
+
+    def slower(*arguments):
+        monkeypatch.undo()
+        benchmark.prepare(his)
+        return real(*arguments)
+
+    monkeypatch.setattr(runs, "claim_new", slower)
+    if refused:
+        with pytest.raises(SableError, match="begun with total_steps=2000, not 1000"):
+            benchmark.prepare(mine)
+    else:
+        assert benchmark.prepare(mine) == his.directory
+    assert runs.read_config(his.directory)[0] == his.run
+
+
 def test_the_state_of_a_cell_is_read_from_its_folder(tmp_path):
     cell = benchmark.Cell(tmp_path, "a", RunConfig(seeds=(0, 1), total_steps=400), SableConfig())
     assert benchmark.status(cell) == Status("waiting")

@@ -26,7 +26,7 @@ def test_a_new_run_has_its_place_its_configuration_and_its_circumstances(tmp_pat
     assert meta["versions"]["jax"] and meta["versions"]["python"]
     assert meta["device"]["platform"] == "cpu" and meta["thread_pool"] >= 1
     assert {"started", "command", "git", "platform", "cpus", "NPROC"} <= meta.keys()
-    assert sorted(file.name for file in directory.iterdir()) == ["config.json", "meta.json"]
+    assert sorted(file.name for file in directory.iterdir()) == [".claim", "config.json", "meta.json"]
 
 
 def test_runs_without_a_name_are_named_by_the_time_and_never_share_a_folder(tmp_path):
@@ -146,3 +146,97 @@ with runs.claim(Path(sys.argv[1])):
         other.kill()
     with runs.claim(tmp_path):
         pass
+
+
+STARTS = """
+import dataclasses, json, os, sys, time
+from pathlib import Path
+from sable.config import RunConfig, SableConfig
+from sable.errors import SableError
+from sable.experiments import runs
+
+def start(number, out, name):
+    try:
+        with runs.claim_new(out, RunConfig(), SableConfig(num_envs=16 * (number + 1)), name) as directory:
+            time.sleep(0.05)  # it works; whoever comes now must not write
+            runs.begin(directory)
+            os.write(1, json.dumps([number, str(directory)]).encode() + b"\\n")
+            time.sleep(1.5)
+    except SableError as error:
+        os.write(1, json.dumps([number, None, str(error)]).encode() + b"\\n")
+
+runs.describe = lambda: {"started": str(os.getpid())}
+out, rounds, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+name = sys.argv[4] if len(sys.argv) > 4 else None
+begin = time.monotonic() + 0.3
+children = []
+for round in range(rounds):
+    for number in range(count):
+        if not (child := os.fork()):
+            while time.monotonic() < begin:
+                pass
+            start(number, out / str(round), name)
+            os._exit(0)
+        children.append(child)
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def synchronised(out: Path, rounds: int, count: int, *name: str) -> list[list]:
+    """What came of so many starts at the same moment, in each of so many folders: (which of them, the folder
+    it holds) or (which of them, None, why)."""
+    command = [sys.executable, "-c", STARTS, str(out), str(rounds), str(count), *name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_one_of_synchronised_starts_wins_with_its_own_settings(tmp_path):
+    """60 starts, three at a time of one name but other settings; the others say so and write nothing."""
+    lives = synchronised(tmp_path, 20, 3, "x")
+    assert len(lives) == 60
+    winners = {Path(directory): number for number, directory, *_ in lives if directory}
+    losers = [why for _, directory, *why in lives if not directory]
+    assert len(winners) == 20 and len(losers) == 40
+    for directory, number in winners.items():
+        assert runs.read_config(directory)[1].num_envs == 16 * (number + 1)
+        assert {path.name for path in directory.iterdir()} == {".claim", "config.json", "meta.json"}
+    assert all("another process" in why or "already holds" in why for (why,) in losers)
+
+
+def test_synchronised_starts_without_a_name_each_get_a_folder(tmp_path):
+    lives = synchronised(tmp_path, 1, 6)
+    directories = {Path(directory): number for number, directory, *_ in lives if directory}
+    assert len(directories) == 6
+    for directory, number in directories.items():
+        assert runs.read_config(directory)[1].num_envs == 16 * (number + 1)
+
+
+def test_a_folder_removed_by_its_holder_is_not_held_by_the_next(tmp_path):
+    """A run that does not fit removes its folder while another start waits for it."""
+    code = """
+import shutil, sys, time
+from pathlib import Path
+from sable.experiments import runs
+with runs.claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(0.5)
+    runs.discard(Path(sys.argv[1]))
+"""
+    directory = tmp_path / "a" / "b" / "c" / "d"
+    directory.mkdir(parents=True)
+    (tmp_path / "other").write_text("stays")
+    command = [sys.executable, "-c", code, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(runs.Claimed, match="removed by another process"), runs.claim(directory):
+            pass
+    assert not directory.exists() and (tmp_path / "other").exists()
+
+
+def test_what_a_start_that_was_killed_claimed_may_be_used(tmp_path):
+    directory = runs.folder(tmp_path, RUN) / "x"
+    directory.mkdir(parents=True)
+    with runs.claim(directory):
+        pass
+    assert runs.read_config(runs.create(tmp_path, RUN, CONFIG, "x")) == (RUN, CONFIG)

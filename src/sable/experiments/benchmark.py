@@ -104,8 +104,9 @@ def prepare(cell: Cell) -> Path:
         try:
             runs.plan(cell.out, cell.run, cell.config, cell.name)
         except SableError:
-            if not config.is_file():  # else another worker was quicker
+            if not config.is_file():  # else another worker was quicker, perhaps with other settings
                 raise
+            check(cell)
     return cell.directory
 
 

@@ -46,6 +46,9 @@ _PACKAGES = (
     "brax",
 )
 
+CLAIM = ".claim"
+"""The file that whoever works on a run holds locked."""
+
 
 def place(out: Path, run: RunConfig, name: str | None) -> Path:
     """Where the run would go; refused, with nothing written, where that is taken or cannot be written."""
@@ -54,10 +57,7 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
     parent = folder(out, run)
     try:
         directory = parent / name if name is not None else _untaken(parent)
-        if directory.is_dir() and any(directory.iterdir()):
-            raise SableError(
-                f"{directory} already holds something; choose another --name, or go on with --resume"
-            )
+        _refuse_used(directory)
         _require_writable(directory)
     except OSError as error:
         raise _cannot_write(parent, error) from None
@@ -70,16 +70,28 @@ def folder(out: Path, run: RunConfig) -> Path:
     return out.expanduser() / safe(suite) / safe(task) / safe(run.system)
 
 
+@contextlib.contextmanager
+def claim_new(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> tp.Iterator[Path]:
+    """Hold a new run directory, with config.json in it, for this process; imports no jax. The name is the
+    time where none is given.
+
+    Of several processes that start at once with one name, the one that holds the folder writes; the others
+    write nothing.
+    """
+    directory = _make_folder(out, run, name)
+    with claim(directory):
+        _refuse_used(directory)  # by another process, since it was made
+        try:
+            write_json(directory / "config.json", settings.to_dict(run, config))
+        except OSError as error:
+            raise _cannot_write(directory, error) from None
+        yield directory
+
+
 def plan(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
-    """A new run directory with config.json in it, which a resume will begin; imports no jax. The name is the
-    time where none is given."""
-    directory = place(out, run, name)
-    try:
-        directory.mkdir(parents=True, exist_ok=name is not None)
-        write_json(directory / "config.json", settings.to_dict(run, config))
-    except OSError as error:
-        raise _cannot_write(directory, error) from None
-    return directory
+    """A new run directory with config.json in it, which a resume will begin; imports no jax."""
+    with claim_new(out, run, config, name) as directory:
+        return directory
 
 
 def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
@@ -103,38 +115,41 @@ def begin(directory: Path, spec: "EnvSpec | None" = None) -> None:
 def discard(directory: Path) -> None:
     """Remove a run's folder, and those around it that hold nothing else: what never ran leaves nothing."""
     shutil.rmtree(directory)
-    for parent in list(directory.parents)[:3]:  # of its system, its task, its suite
-        if any(parent.iterdir()):
-            break
-        parent.rmdir()
+    with contextlib.suppress(OSError):  # of the first that holds something else
+        for parent in list(directory.parents)[:3]:  # of its system, its task, its suite
+            parent.rmdir()
 
 
 @contextlib.contextmanager
-def claim(directory: Path) -> tp.Iterator[None]:
-    """Holds a run, or any folder, for this process; refused while another process, on this machine or on one
+def claim(directory: Path) -> tp.Iterator[Path]:
+    """Hold a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
     with writing(directory):
-        file = (directory / ".claim").open("a+")
+        file = (directory / CLAIM).open("a+")
     with file:
         if not _locked(file, patience=1.0):
             raise Claimed(f"{directory} is being worked on by another process: {holder(directory)}")
+        if not os.fstat(file.fileno()).st_nlink:  # its holder removed the folder before letting go
+            raise Claimed(f"{directory} was removed by another process; try again")
         file.truncate(0)
         file.write(f"{os.getpid()} on {platform.node()}\n")
         file.flush()
-        yield
+        yield directory
 
 
 def claimed(directory: Path) -> bool:
     """Whether some process holds the folder right now."""
-    if not (directory / ".claim").is_file():
+    if not (directory / CLAIM).is_file():
         return False
-    with (directory / ".claim").open("r+") as file:
+    with (directory / CLAIM).open("r+") as file:
         return not _locked(file)
 
 
 def holder(directory: Path) -> str:
-    """The process that claimed the folder last, as its number and its machine."""
-    return (directory / ".claim").read_text().strip()
+    """Return the process that claimed the folder last, as its number and its machine."""
+    with contextlib.suppress(OSError):  # it has removed the folder
+        return (directory / CLAIM).read_text().strip()
+    return "it has ended"
 
 
 class Claimed(SableError):
@@ -252,6 +267,27 @@ def describe() -> dict[str, tp.Any]:
 def safe(part: str) -> str:
     """`part` with what does not belong in a folder's name replaced: humanoid_9|8 becomes humanoid_9-8."""
     return re.sub(r"[^A-Za-z0-9._+=-]", "-", part)
+
+
+def _make_folder(out: Path, run: RunConfig, name: str | None) -> Path:
+    """The folder of a new run, made."""
+    while True:
+        directory = place(out, run, name)
+        try:
+            directory.mkdir(parents=True, exist_ok=name is not None)
+        except FileExistsError:  # another process was quicker by a moment: the next free name
+            continue
+        except OSError as error:
+            raise _cannot_write(directory, error) from None
+        return directory
+
+
+def _refuse_used(directory: Path) -> None:
+    """Raise where a folder is there with something in it, other than the claim of whoever will write."""
+    if directory.is_dir() and any(path.name != CLAIM for path in directory.iterdir()):
+        raise SableError(
+            f"{directory} already holds something; choose another --name, or go on with --resume"
+        )
 
 
 def _untaken(parent: Path) -> Path:
