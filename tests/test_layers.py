@@ -10,6 +10,7 @@ import sable
 ROOT = Path(sable.__file__).parent
 ALLOWED = {
     "errors": set(),
+    "files": set(),
     "types": set(),
     "config": {"errors"},
     "checks": {"config", "errors"},
@@ -21,12 +22,23 @@ ALLOWED = {
     "kernels": {"types", "ops"},
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
-    "training": {"types", "config", "errors", "ops", "kernels", "envs", "systems"},
-    "experiments": {"types", "config", "checks", "settings", "errors", "envs", "systems", "training"},
+    "training": {"types", "config", "errors", "files", "ops", "kernels", "envs", "systems"},
+    "experiments": {
+        "types",
+        "config",
+        "checks",
+        "files",
+        "settings",
+        "errors",
+        "envs",
+        "systems",
+        "training",
+    },
     "watching": {
         "types",
         "config",
         "errors",
+        "files",
         "ops",
         "envs",
         "nets",

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from sable.errors import SableError
+from sable.files import write_atomically
 from sable.policy import Memory, Policy
 from sable.training import checkpoint
-from sable.training.logging import write_atomically
 
 INTERFACE = "interface.json"
 PLATFORMS = ("cpu", "cuda")

@@ -22,9 +22,10 @@ from sable import checks, settings, systems, tensors
 from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import runs
+from sable.files import write_atomically
 from sable.ops import tree
 from sable.training import checkpoint, loop
-from sable.training.logging import number, write_atomically
+from sable.training.logging import number
 from sable.types import EnvSpec, Observation, PyTree, struct
 
 FORMAT = 2

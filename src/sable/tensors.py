@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from sable.errors import SableError
-from sable.training.logging import write_atomically
+from sable.files import write_atomically
 
 _KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U32": "<u4", "U8": "|u1"}
 _KINDS |= {"BOOL": "|b1", "U64": "<u8", "I16": "<i2", "U16": "<u2", "I8": "|i1", "BF16": ml_dtypes.bfloat16}

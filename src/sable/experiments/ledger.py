@@ -22,7 +22,8 @@ from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import runs
-from sable.training.logging import number, write_atomically
+from sable.files import write_atomically
+from sable.training.logging import number
 
 LEDGER = "ledger.jsonl"
 FIELDS = {

@@ -11,7 +11,8 @@ from pathlib import Path
 from sable.errors import SableError
 from sable.experiments import ledger, provenance, runs
 from sable.experiments.ledger import Row
-from sable.training.logging import METRICS, PACKED, write_atomically
+from sable.files import write_atomically
+from sable.training.logging import METRICS, PACKED
 
 PAGE = Path("docs", "results.md")
 BEGIN = "<!-- Made by sable publish from results/ledger.jsonl: change it there. -->"

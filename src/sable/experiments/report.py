@@ -16,7 +16,7 @@ from sable.experiments import figures, results, runs, tables
 from sable.experiments.analysis import Analysis, Curve, Suite, Task, analyse
 from sable.experiments.looks import PALETTE, looks
 from sable.experiments.stats import Estimate
-from sable.training.logging import write_atomically
+from sable.files import write_atomically
 
 _SCRIPTS = (
     "svg.js",

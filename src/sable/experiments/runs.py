@@ -28,7 +28,8 @@ from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import provenance
-from sable.training.logging import Row, read_rows, write_atomically
+from sable.files import write_atomically
+from sable.training.logging import Row, read_rows
 
 if tp.TYPE_CHECKING:
     from sable.types import EnvSpec

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sable.experiments.trials import Space, Tried, Values
-from sable.training.logging import write_atomically
+from sable.files import write_atomically
 
 _COLOUR, _PALE = "#0b7285", "#a9c9d0"
 

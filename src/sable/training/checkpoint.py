@@ -73,8 +73,7 @@ def save(
         "arrays": {name: _kind(leaf) for name, leaf in leaves.items()},
     }
     try:
-        for left in (*folder.glob(".partial-*"), *folder.glob(".removed-*")):  # by a save that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        remove_leftovers(directory)
         partial.mkdir(parents=True)
         _write(partial, arrays, manifest)
         # What has this number, or a later one, is damaged: or the run would have gone on from there.
@@ -96,6 +95,13 @@ def save(
             _place(folder, old).rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
     return target
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what saves that were killed left in a run's directory; for whoever holds it."""
+    folder = directory / FOLDER
+    for left in (*folder.glob(".partial-*"), *folder.glob(".removed-*")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write(partial: Path, arrays: dict[str, tp.Any], manifest: dict[str, tp.Any]) -> None:

@@ -8,7 +8,8 @@ import typing as tp
 from collections.abc import Sequence
 from pathlib import Path
 
-from sable.training.logging import METRICS, RETURN, Row, number, read_rows, write_atomically
+from sable.files import write_atomically
+from sable.training.logging import METRICS, RETURN, Row, number, read_rows
 from sable.training.view import spread
 
 _COLOUR = "#0b7285"

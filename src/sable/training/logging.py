@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sable.errors import SableError
+from sable.files import write_atomically
 from sable.training.view import Progress, make_view, spread
 
 RETURN = "evaluation/return"
@@ -200,19 +201,6 @@ def read_rows(path: Path) -> list[Row]:
     if None in rows:
         raise SableError(f"{path} is damaged: line {rows.index(None) + 1} is not a row of metrics")
     return tp.cast(list[Row], rows)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Make `data` the content of `path`, so that a crash leaves the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _row(line: str) -> Row | None:

@@ -174,6 +174,8 @@ def train(
     course = Course(directory, asked_for(run, config, env.spec))
     with interruption(course.farewell) as interrupted, ExitStack() as open_files:
         facts: dict[str, tp.Any] = dict.fromkeys(FACTS, 0)
+        if processes.leads():
+            checkpoint.remove_leftovers(directory)
         if resume and checkpoint.steps(directory / checkpoint.FOLDER):
             state, facts = checkpoint.restore(directory, shapes, course.settings)
             state = devices.place(state, places)

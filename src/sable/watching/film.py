@@ -2,7 +2,6 @@
 
 import io
 import subprocess
-import tempfile
 import typing as tp
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from sable.errors import SableError
-from sable.training.logging import write_atomically
+from sable.files import replacing, write_atomically
 from sable.watching.colours import ROLES, light
 from sable.watching.scene import Scene, Shape, in_order
 
@@ -77,8 +76,7 @@ def gif(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = l
 def mp4(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = lambda count: None) -> Path:
     """The takes one after another as an MP4 (H.264), which every browser plays."""
     program = encoder()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "film.mp4"
+    with replacing(path) as file:
         process = None
         for count, (image, beat) in enumerate(zip(frames(takes), _beats(takes), strict=True)):
             if process is None:
@@ -90,7 +88,6 @@ def mp4(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = l
         _, complaint = process.communicate()
         if process.returncode:
             raise SableError(f"ffmpeg could not write the film: {complaint.decode(errors='replace').strip()}")
-        write_atomically(path, file.read_bytes())
     return path
 
 
@@ -122,7 +119,7 @@ def _start(program: str, size: tuple[int, int], pace: float, file: Path) -> subp
     command = [program, "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{size[0]}x{size[1]}", "-r", f"{pace:.3f}", "-i", "-", "-an", "-c:v", "libx264"]
     command += ["-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart"]
-    command += ["-metadata", f"comment={MARK.decode()}", str(file)]
+    command += ["-metadata", f"comment={MARK.decode()}", "-f", "mp4", str(file)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from sable.envs.base import Env
 from sable.errors import SableError
+from sable.files import write_atomically
 from sable.policy import Policy, load
-from sable.training.logging import write_atomically
 from sable.watching import drawings, film
 from sable.watching.explain import explain
 from sable.watching.film import Take

@@ -1,0 +1,65 @@
+"""Files as this package writes and reads them: whole or not at all, and never more than there may be."""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import typing as tp
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> tp.Iterator[Path]:
+    """Yield a temporary file beside `path` that takes its place in the end, or is gone after an error. So a
+    crash leaves the old content or the new, never a part; what a killed process leaves beside it is removed
+    by the next that writes to the folder."""
+    remove_leftovers(path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _locked(temporary):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make `data` the content of `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in `folder` whose writers were killed; a living one holds its own locked."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.\d+\.tmp", path.name):
+            with contextlib.suppress(OSError), path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes; anything else, which may have no end, is
+    an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a FIFO would wait for a writer
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(None, "it is not a regular file")
+        if status.st_size > most:
+            raise OSError(None, f"it holds {status.st_size} bytes, and can hold {most} at most")
+        return file.read(most)
+
+
+def _locked(path: Path) -> tp.IO[bytes]:
+    """Return the file at `path`, made and locked while it is open."""
+    while True:
+        file = path.open("wb")
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # it was taken for a leftover before it was locked
