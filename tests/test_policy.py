@@ -1,14 +1,19 @@
 """A trained team is loaded and acts as it did when it was measured; what is damaged is never loaded."""
 
+import hashlib
 import json
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 from functools import partial
+from time import process_time
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -166,6 +171,124 @@ def test_a_damaged_artefact_is_refused_and_named(run, tmp_path):
         with pytest.raises(SableError):
             sable.load(folder)
         (folder / name).write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def team(run, tmp_path_factory):
+    """An exported folder, to be copied and changed."""
+    return sable.export(run.directory, tmp_path_factory.mktemp("export") / "team")
+
+
+def rewritten(team, tmp_path, arrays=None, config=None, spec=None):
+    """The export with these changes, and every sum as it then has to be: what no sum can find."""
+    folder = tmp_path / "changed"
+    shutil.copytree(team, folder)
+    if arrays is not None:
+        tensors.write(folder / policy.WEIGHTS, arrays)
+    about = json.loads((folder / policy.ABOUT).read_text())
+    about["settings"]["config"] |= config or {}
+    about["spec"] |= spec or {}
+    about["weights"] = hashlib.sha256((folder / policy.WEIGHTS).read_bytes()).hexdigest()
+    about["sum"] = policy._sum({name: value for name, value in about.items() if name != "sum"})
+    (folder / policy.ABOUT).write_text(json.dumps(about))
+    return folder
+
+
+def refusal_of(folder, capsys) -> str:
+    """The one line with which the folder is refused, within seconds and without much memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = process_time()
+    assert main(["watch", str(folder), "-o", str(folder / "film")]) == 2
+    assert process_time() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and len(said) < 2000 and not (folder / "film").exists()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda arrays, name: arrays.pop(name), "holds nothing, and its configuration wants float32"),
+        (lambda arrays, name: arrays.update(more=arrays[name]), "'more' holds float32"),
+        (lambda arrays, name: arrays.update({".".join("n" * 5000): arrays[name]}), "n.n.n"),
+        (lambda arrays, name: arrays.update({f"{name}.": arrays.pop(name)}), "holds nothing"),
+        (lambda arrays, name: arrays.update({name: arrays[name][None]}), "wants float32"),
+        (lambda arrays, name: arrays.update({name: arrays[name].astype("f8")}), "holds float64"),
+        (lambda arrays, name: arrays.update({name: arrays[name].astype(ml_dtypes.bfloat16)}), "bfloat16"),
+        (lambda arrays, name: arrays[name].fill(np.nan), "holds a number that is not finite"),
+        (lambda arrays, name: arrays[name].fill(-np.inf), "holds a number that is not finite"),
+    ],
+)
+def test_weights_that_do_not_fit_their_configuration_are_refused(team, tmp_path, capsys, change, words):
+    """Names, shapes, types and finite numbers, where every sum is right."""
+    arrays = {name: array.copy() for name, array in tensors.read(team / policy.WEIGHTS).items()}
+    name = next(name for name, array in arrays.items() if array.ndim == 2)
+    change(arrays, name)
+    said = refusal_of(rewritten(team, tmp_path, arrays), capsys)
+    assert policy.WEIGHTS in said and words in said
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "words"),
+    [
+        ({}, {"num_agents": 10**9}, "num_agents=1000000000: expected a whole number of at least 1 and at"),
+        ({}, {"num_agents": 65536}, "agent"),
+        ({}, {"view_size": 2**24}, "wants float32[16777218]"),
+        ({}, {"num_actions": 0}, "one of num_actions and action_size must be 0"),
+        ({}, {"num_actions": 2**24}, "16777217, 16]"),
+        ({"embed_dim": 10**9}, {}, "embed_dim=1000000000"),
+        ({"embed_dim": 65536}, {}, "65536]"),
+        ({"num_blocks": 3}, {}, "holds nothing"),
+    ],
+)
+def test_sizes_that_are_not_those_of_the_weights_are_refused_unallocated(
+    team, tmp_path, capsys, config, spec, words
+):
+    folder = rewritten(team, tmp_path, config=config, spec=spec)
+    assert words in refusal_of(folder, capsys)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "folder", "sparse", "link to nothing"])
+def test_weights_that_are_no_file_of_their_size_are_refused(team, tmp_path, capsys, kind):
+    folder = rewritten(team, tmp_path)
+    weights = folder / policy.WEIGHTS
+    weights.unlink()
+    if kind == "fifo":
+        os.mkfifo(weights)
+    elif kind == "folder":
+        weights.mkdir()
+    elif kind == "sparse":
+        with weights.open("wb") as file:
+            file.truncate(1 << 40)
+    else:
+        weights.symlink_to("/dev/zero" if kind == "endless" else "nowhere")
+    assert f"{weights} cannot be read: " in refusal_of(folder, capsys)
+
+
+def test_a_checkpoint_that_does_not_fit_its_configuration_is_refused(run, tmp_path, capsys):
+    """As with an export: a run's best parameters, had somebody saved others."""
+    shutil.copytree(run.directory, tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            policy.checkpoint, "read", lambda *_: {"best.score": np.zeros(2), "best.params.x": np.zeros(2)}
+        )
+        assert "holds nothing, and its configuration wants" in refusal_of(tmp_path / "run", capsys)
+
+
+def test_what_a_killed_export_left_is_taken_over(run, team, tmp_path):
+    folder = tmp_path / "team"
+    folder.mkdir()
+    (folder / ".weights.safetensors.123.tmp").write_bytes(b"half")
+    sable.export(run.directory, folder)
+    (folder / policy.ABOUT).unlink()
+    (folder / ".policy.json.123.tmp").write_bytes(b"half")
+    sable.export(run.directory, folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in team.iterdir())
+    (folder / policy.ABOUT).unlink()
+    (folder / "mine.txt").write_text("keep")
+    with pytest.raises(SableError, match="already holds something"):
+        sable.export(run.directory, folder)
 
 
 def test_mistakes_are_one_line(run, tmp_path):

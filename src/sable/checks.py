@@ -180,8 +180,8 @@ _POSITIVE: _Rule = (lambda value: value > 0, "above 0")
 _NOT_NEGATIVE: _Rule = (lambda value: value >= 0, "of at least 0")
 _FRACTION: _Rule = (lambda value: 0 <= value <= 1, "from 0 to 1")
 _WIDTHS: _Rule = (
-    lambda value: 0 < len(value) <= 1000 and all(1 <= width <= 2**16 for width in value),
-    "of at least 1 and at most 65536, one or more",
+    lambda value: 0 < len(value) <= 128 and all(1 <= width <= 2**16 for width in value),
+    "of at least 1 and at most 65536, from one to 128 of them",
 )
 
 _RANGES: dict[str, _Rule] = {
@@ -223,7 +223,7 @@ _RANGES: dict[str, _Rule] = {
     "max_grad_norm": _POSITIVE,
     "embed_dim": _WIDTH,
     "num_heads": _WIDTH,
-    "num_blocks": _between(1, 1000),
+    "num_blocks": _between(1, 128),
     "decay_scaling": _FRACTION,
     "chunk_size": _INDEX,
     "policy_learning_rate": _NOT_NEGATIVE,

@@ -51,7 +51,7 @@ def read_regular(path: Path, most: int) -> bytes:
             raise OSError(None, "it is not a regular file")
         if status.st_size > most:
             raise OSError(None, f"it holds {status.st_size} bytes, and can hold {most} at most")
-        return file.read(most)
+        return file.read(status.st_size)
 
 
 def _locked(path: Path) -> tp.IO[bytes]:

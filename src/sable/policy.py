@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable import checks, settings, systems, tensors
-from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig
+from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions
 from sable.errors import SableError
 from sable.experiments import runs
-from sable.files import write_atomically
+from sable.files import remove_leftovers, write_atomically
 from sable.ops import tree
 from sable.training import checkpoint, loop
 from sable.training.logging import number
@@ -143,9 +143,9 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
         (run, config), spec = settings.from_dict(about["settings"]), _spec(about["spec"])
     except (KeyError, TypeError, SableError) as error:
         raise SableError(f"{directory / ABOUT} cannot be used: {error}") from None
-    if about["weights"] != _digest(directory / WEIGHTS):
-        raise SableError(f"{directory / WEIGHTS} is damaged: it does not belong to {ABOUT}")
-    params = tensors.read(directory / WEIGHTS)
+    kinds = _parameters(run, config, spec)
+    params = tensors.read(directory / WEIGHTS, tensors.most_bytes(kinds), str(about.get("weights")))
+    tensors.refuse_unfit(params, kinds, str(directory / WEIGHTS))
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
     return Policy(run, config, spec, _nested(params), about.get("seed"))
@@ -161,7 +161,8 @@ def export(
     """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
     what `write` makes of the policy in it."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    ours = (write is None and (folder / ABOUT).is_file()) or not folder.exists()
+    remove_leftovers(folder)
+    ours = not folder.exists() or (write is None and _is_ours(folder))
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
     policy = _of_run(directory, seed)
@@ -190,6 +191,14 @@ def export(
     return folder
 
 
+def _is_ours(folder: Path) -> bool:
+    """Whether an export wrote all of the folder, or began to."""
+    if (folder / ABOUT).is_file():
+        return True
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return WEIGHTS in names and names <= {WEIGHTS, "curve.png", "README.md"}
+
+
 def _of_run(directory: Path, seed: int | None) -> Policy:
     """A run's policy."""
     run, config = runs.read_config(directory)
@@ -211,6 +220,7 @@ def _of_run(directory: Path, seed: int | None) -> Policy:
     index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(ranks))
     prefix = "best.params."
     params = {name.removeprefix(prefix): x[index] for name, x in arrays.items() if name.startswith(prefix)}
+    tensors.refuse_unfit(params, _parameters(run, config, spec), f"the newest checkpoint of {directory}")
     return Policy(run, config, spec, _nested(params), run.seeds[index])
 
 
@@ -218,9 +228,20 @@ def _spec(saved: dict[str, tp.Any]) -> EnvSpec:
     """What an environment was like, from its description in a file."""
     checks.refuse_unknown(saved, EnvSpec, "of an environment")
     try:
-        return checks.build(EnvSpec, saved)
+        spec = checks.build(EnvSpec, saved)
     except TypeError:
         raise SableError("it does not say all there is to say of an environment") from None
+    if (spec.num_actions > 0) == (spec.action_size > 0):
+        raise SableError("one of num_actions and action_size must be 0, and the other not")
+    return spec
+
+
+def _parameters(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and types of the parameters, by name, that the system would begin with; nothing is
+    allocated."""
+    check_actions(run.system, discrete=spec.discrete, task=run.task)
+    system = systems.make(run.system, spec, config)
+    return checkpoint.named(jax.eval_shape(lambda: system.init(jax.random.key(0), system.hyper).params))
 
 
 def _absolute(directory: Path) -> np.ndarray:
@@ -240,13 +261,6 @@ def _refuse_foreign_code(system: tp.Any) -> None:
 def _sum(about: dict[str, tp.Any]) -> str:
     """The SHA-256 sum of what is said about a policy."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    try:
-        return checkpoint.sha256(path)
-    except OSError as error:
-        raise SableError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, tp.Any]:

@@ -240,3 +240,12 @@ def test_what_a_start_that_was_killed_claimed_may_be_used(tmp_path):
     with runs.claim(directory):
         pass
     assert runs.read_config(runs.create(tmp_path, RUN, CONFIG, "x")) == (RUN, CONFIG)
+
+
+def test_a_name_whose_first_start_was_killed_is_free_again(tmp_path):
+    run, config = RunConfig(), SableConfig()
+    directory = runs.place(tmp_path, run, "x")
+    directory.mkdir(parents=True)
+    (directory / ".config.json.123.tmp").write_text("{")
+    assert runs.plan(tmp_path, run, config, "x") == directory
+    assert {path.name for path in directory.iterdir()} == {".claim", "config.json"}

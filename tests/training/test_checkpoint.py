@@ -216,3 +216,14 @@ def test_no_corruption_of_the_newest_is_loaded_and_the_one_before_it_is(tmp_path
     assert harmless < 0.1 * count
     with capsys.disabled():
         print(f"\n{count} corruptions: {count - harmless} named, {harmless} of no consequence, 0 loaded")
+
+
+def test_leftovers_of_killed_saves_are_gone_at_the_next_start(tmp_path):
+    state = {"x": jnp.arange(3)}
+    checkpoint.save(tmp_path, 1, state, {})
+    folder = tmp_path / checkpoint.FOLDER
+    for name in (".partial-0000000002", ".removed-0000000000", ".damaged-0000000000"):
+        (folder / name).mkdir()
+        (folder / name / "half").write_bytes(b"half")
+    checkpoint.remove_leftovers(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == [".damaged-0000000000", "0000000001"]

@@ -28,11 +28,14 @@ from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import provenance
-from sable.files import write_atomically
+from sable.files import read_regular, remove_leftovers, write_atomically
 from sable.training.logging import Row, read_rows
 
 if tp.TYPE_CHECKING:
     from sable.types import EnvSpec
+
+MOST_JSON = 2**26
+"""Bytes of a file of settings or results: far more than the largest has."""
 
 _PACKAGES = (
     "sable",
@@ -285,6 +288,7 @@ def _make_folder(out: Path, run: RunConfig, name: str | None) -> Path:
 
 def _refuse_used(directory: Path) -> None:
     """Raise where a folder is there with something in it, other than the claim of whoever will write."""
+    remove_leftovers(directory)
     if directory.is_dir() and any(path.name != CLAIM for path in directory.iterdir()):
         raise SableError(
             f"{directory} already holds something; choose another --name, or go on with --resume"
@@ -331,9 +335,10 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
 
 def read_object(path: Path) -> dict[str, tp.Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, MOST_JSON).decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise SableError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        why = getattr(error, "strerror", None) or error
+        raise SableError(f"{path} cannot be read: {' '.join(str(why).split())}") from None
     if not isinstance(data, dict):
         raise SableError(f"{path} is damaged: it does not hold a JSON object")
     return data

@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array
 
 from sable.errors import SableError
+from sable.files import read_regular
 from sable.training import processes
 from sable.types import PyTree
 
@@ -34,6 +35,8 @@ MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
 ARRAYS = "arrays"
 KEEP = 2
+MOST_MANIFEST = 2**26
+"""Bytes of a manifest: far more than the largest has."""
 
 
 class Checkpoint(tp.NamedTuple):
@@ -270,7 +273,7 @@ def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> Non
 def _verified(path: Path) -> dict[str, tp.Any]:
     """The manifest of the checkpoint at `path`, once every file has proved to be as it was written."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads(read_regular(path / MANIFEST, MOST_MANIFEST))
         total = manifest.pop("sum", None)
         if manifest["step"] != int(path.name) or manifest["format"] not in (1, FORMAT):
             raise ValueError
