@@ -98,7 +98,7 @@ def test_quick_settings_of_the_default_system_divide():
         ({}, {"learning_rate": 10**400}, ["finite number"]),
         ({}, {"learning_rate": "fast"}, ["learning_rate='fast'", "finite number"]),
         ({}, {"memory": 1}, ["memory=1", "true or false"]),
-        ({}, {"agent_order": "random"}, ["agent_order='random'", "per_rollout, per_epoch"]),
+        ({}, {"agent_order": "random"}, ["agent_order='random'", "natural, per_rollout, per_epoch"]),
         ({"seeds": range(10**8)}, {}, ["seeds=range(0, 100000000)", "65536 at most"]),
         ({}, {"num_envs": 10**5000}, ["num_envs=a number of thousands of digits", "at most 16777216"]),
         ({"total_steps": 10**15}, {"num_envs": 2, "rollout_length": 1}, ["more updates", "2147483647"]),

@@ -106,8 +106,9 @@ class SableConfig(PPOConfig):
     """Scales every head's decay: 0 forgets at once, 1 remembers longest."""
     memory: bool = True
     """Remember the whole episode; without it every time step stands alone."""
-    agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
-    """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
+    agent_order: tp.Literal["natural", "per_rollout", "per_epoch"] = "per_rollout"
+    """In which order agents are processed: natural, always the same, or a random one, drawn anew per rollout
+    (acting, learning) or per epoch (learning only, the paper's)."""
     decoding: tp.Literal["auto", "scan", "rows", "parallel", "kernel"] = "auto"
     """How a team decides: agent by agent, plainly (scan) or with a GPU kernel for each layer (rows); all at
     once until no action changes; or by one GPU kernel. All sample the same; `auto` is what was measured
@@ -140,8 +141,9 @@ class MATConfig(PPOConfig):
     """Normalise by the root mean square, as Sable does, instead of LayerNorm."""
     swiglu: bool = False
     """Gated feed-forward layers, as Sable has, instead of plain ones."""
-    agent_order: tp.Literal["per_rollout", "per_epoch"] = "per_rollout"
-    """When agents are reordered: per rollout (acting, learning) or per epoch (learning only, the paper's)."""
+    agent_order: tp.Literal["natural", "per_rollout", "per_epoch"] = "per_rollout"
+    """In which order agents are processed: natural, always the same, or a random one, drawn anew per rollout
+    (acting, learning) or per epoch (learning only, the paper's)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ MODES = {
     "sable": SableConfig(**SMALL, **WIDTH, num_blocks=2),
     "sable-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
     "sable-per_epoch": SableConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
+    "sable-natural": SableConfig(**SMALL, **WIDTH, agent_order="natural"),
     "sable-time_limits": SableConfig(**SMALL, **NARROW, bootstrap_time_limits=True),
     "sable-continuous": SableConfig(**SMALL, **WIDTH),
     "sable-continuous-memoryless": SableConfig(**SMALL, **NARROW, memory=False),

@@ -54,9 +54,9 @@ class Policy(tp.NamedTuple):
     nor the whole rollout, `Acted.memory` says what each chunk begins with."""
     prepare: tp.Callable[[Transition], Transition] = lambda steps: steps
     """What `evaluate` needs of steps and no parameter enters, done once for all minibatches"""
-    agent_order: str = "natural"
-    """When `order` is drawn anew: `per_rollout`, for acting and learning alike, `per_epoch`, for learning
-    only, or never."""
+    agent_order: str | None = None
+    """Where `order` comes from: `natural`, or drawn anew `per_rollout`, for acting and learning alike, or
+    `per_epoch`, for learning only. None where the policy ignores it."""
 
 
 @struct
