@@ -173,6 +173,12 @@ def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
         from_dict(data)
 
 
+def test_advantages_of_a_run_from_before_their_floor_have_none():
+    data = json.loads(to_json(RunConfig(), SableConfig()))
+    assert data["config"].pop("advantage_floor") > 0
+    assert from_dict(data)[1] == SableConfig(advantage_floor=0.0)
+
+
 @pytest.mark.parametrize("case", damaged())
 def test_a_damaged_configuration_is_refused(case):
     with pytest.raises(SableError):

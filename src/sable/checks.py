@@ -217,6 +217,7 @@ _RANGES: dict[str, _Rule] = {
     "learning_rate_horizon": _between(0, 10**15),
     "discount": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "gae_lambda": _FRACTION,
+    "advantage_floor": _NOT_NEGATIVE,
     "clip_eps": _POSITIVE,
     "entropy_weight": _NOT_NEGATIVE,
     "value_weight": _NOT_NEGATIVE,

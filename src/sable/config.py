@@ -86,6 +86,9 @@ class PPOConfig(SystemConfig):
     clip_value: bool = True
     """Clip the value's change in an update too. It then moves by `clip_eps` at most: far too slow where
     returns are large."""
+    advantage_floor: float = 0.1
+    """Least standard deviation that advantages are divided by, as a fraction of the largest reward seen so
+    far. Until rewards are found a critic's noise is then not learnt from; 0: none, as in the paper."""
     bootstrap_time_limits: bool = False
     """Go on valuing the future where an episode only ran out of time. The paper does not."""
 

@@ -155,6 +155,8 @@ def from_dict(data: tp.Any) -> tuple[RunConfig, SystemConfig]:
         )
     data = data | {"run": {"devices": 1} | data["run"]}  # which runs of before it do not say, and were on one
     system_class = system_config(data["run"].get("system"))
+    if issubclass(system_class, PPOConfig):  # likewise: advantages had no floor
+        data = data | {"config": {"advantage_floor": 0.0} | data["config"]}
     for fields, cls in ((data["run"], RunConfig), (data["config"], system_class)):
         refuse_unknown(fields, cls, "in this configuration: a newer version wrote it, or it is damaged")
     # Fields that came after this configuration was written have their defaults; these were always there.

@@ -48,6 +48,7 @@ def random_policy(probe):
 
 BEST = {
     "bandit": lambda secret, seen, key: jnp.ones(2, jnp.int32),
+    "sparse": lambda secret, seen, key: jnp.ones(2, jnp.int32),
     "observation": lambda secret, seen, key: seen.view.argmax(-1),
     "delayed": lambda secret, seen, key: jnp.full(2, seen.time == 0, jnp.int32),
     "recall": lambda cue, seen, key: cue,

@@ -56,6 +56,13 @@ def test_standardise_of_equal_numbers_is_zero():
     assert not standardise(jnp.full((3, 2), 4.0)).any()
 
 
+def test_standardise_divides_by_no_less_than_it_may():
+    x = jnp.array([1.0, 3.0])
+    np.testing.assert_allclose(standardise(x, 0.5), [-1.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(standardise(x, 4.0), [-0.25, 0.25], rtol=1e-6)
+    assert not standardise(x, jnp.inf).any()
+
+
 def test_targets_equal_the_equation_and_pass_no_gradient():
     reward, discount, log_prob = jnp.array([1.0, 1.0]), jnp.array([0.5, 0.0]), jnp.array([-2.0, -2.0])
     next_q = jnp.array([[4.0, 4.0], [3.0, 9.0]])

@@ -127,6 +127,22 @@ def test_learning_changes_every_parameter_and_stays_finite(played):
     assert not any(jax.tree.leaves(same))
 
 
+def test_advantages_are_not_learnt_from_before_the_first_reward(played):
+    """They are a critic's noise until then; and only the entropy bonus may move the policy."""
+    steps = replace(played.rollout.steps, reward=jnp.zeros_like(played.rollout.steps.reward))
+    weightless = replace(played.learner.hyper, entropy_weight=jnp.zeros(()))
+    learner, metrics = learn(
+        played, replace(played.learner, hyper=weightless), replace(played.rollout, steps=steps)
+    )
+    assert metrics["loss/critic"] > 0 and metrics["loss/actor"] == 0 and learner.largest_reward == 0
+    if isinstance(played.config, ActorCriticConfig):  # elsewhere the critic moves what both share
+        before, after = played.learner.params["actor"], learner.params["actor"]
+        assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, before, after)))
+    learner, metrics = learn(played, played.learner)
+    assert metrics["loss/actor"] != 0
+    assert learner.largest_reward == jnp.abs(played.rollout.steps.reward).max() > 0
+
+
 def test_a_new_order_is_drawn_after_each_rollout_or_never(played):
     orders = {tuple(np.asarray(played.learner.order).tolist())}
     learner = played.learner

@@ -96,6 +96,15 @@ PROBES = {
         random_return=1 / 3,
         pay=lambda secret, time, actions: actions[0] == 1,
     ),
+    # Ten times action 1 pays at the end: at random one episode in a thousand.
+    "sparse": Probe(
+        spec=EnvSpec(num_agents=2, view_size=10, num_actions=2, time_limit=10),
+        optimal_return=1.0,
+        memoryless_return=1.0,
+        random_return=2**-10,
+        view=lambda secret, time: jnp.broadcast_to(jax.nn.one_hot(time, 10), (2, 10)),
+        pay=lambda secret, time, actions: (time == 9) & (actions == 1).all(0),
+    ),
     # The action an agent is shown pays.
     "observation": Probe(
         spec=EnvSpec(num_agents=2, view_size=2, num_actions=2, time_limit=1),

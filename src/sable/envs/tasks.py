@@ -95,6 +95,7 @@ NEOM_PATTERNS = {
 }
 _PROBES = {  # agents, view size, discrete actions, action components, steps
     "bandit": (2, 1, 3, 0, 1),
+    "sparse": (2, 10, 2, 0, 10),
     "observation": (2, 2, 2, 0, 1),
     "delayed": (2, 4, 2, 0, 4),
     "recall": (2, 4, 2, 0, 4),

@@ -23,9 +23,9 @@ def clipped_value_error(
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
 
 
-def standardise(x: Float[Array, "*r"], eps: Scalar = 1e-8) -> Float[Array, "*r"]:
-    """(x - mean) / (std + eps), the mean and the standard deviation taken over all elements."""
-    return (x - x.mean()) / (x.std() + eps)
+def standardise(x: Float[Array, "*r"], least: Scalar = 0.0, eps: Scalar = 1e-8) -> Float[Array, "*r"]:
+    """(x - mean) / (max(std, least) + eps), the mean and the standard deviation taken over all elements."""
+    return (x - x.mean()) / (jnp.maximum(x.std(), least) + eps)
 
 
 def td_target(

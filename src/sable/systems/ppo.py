@@ -78,6 +78,7 @@ class PPOLearner:
     opt_state: PyTree
     order: Array  # [N] the order agents act in
     num_updates: Array
+    largest_reward: PyTree  # of all seen so far, in size; () without a floor for advantages
     replay: tuple = ()
 
 
@@ -118,6 +119,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             opt_state=(),
             order=jax.random.permutation(order_key, natural) if per_rollout else natural,
             num_updates=jnp.zeros((), jnp.int32),
+            largest_reward=jnp.zeros(()) if config.advantage_floor else (),
         )
         return replace(learner, opt_state=optimiser(learner).init(learner.params))
 
@@ -145,6 +147,18 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             bootstrap = steps.discount
         hyper = learner.hyper
         return gae(steps.reward, value, next_value, bootstrap, trace, hyper.discount, hyper.gae_lambda)
+
+    def floor(learner: PPOLearner, reward: Array) -> tuple[PPOLearner, Array | float]:
+        """The learner that has seen these rewards, and the least standard deviation for advantages.
+
+        Until a first reward, advantages are a critic's noise alone. Blown up to a variance of one, it would
+        be learnt as fast as rewards are later, and exploration be over before there is anything to learn.
+        """
+        if not config.advantage_floor:
+            return learner, 0.0
+        largest = jnp.maximum(learner.largest_reward, jnp.abs(reward).max())
+        least = jnp.where(largest > 0, config.advantage_floor * largest, jnp.inf)
+        return replace(learner, largest_reward=largest), least
 
     def loss(params: PyTree, hyper: Hyper, batch: Batch, order: Array, key: Array) -> tuple[Array, Metrics]:
         """What is to be minimised over a batch whose advantages are standardised."""
@@ -184,6 +198,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
         return total, jax.tree.map(jnp.mean, metrics) | {"policy/largest_change": largest}
 
     def learn(learner: PPOLearner, rollout: Rollout, key: Array) -> tuple[PPOLearner, Metrics]:
+        learner, least = floor(learner, rollout.steps.reward)
         advantage, target = estimate(learner, rollout)
         steps = policy.prepare(rollout.steps)
         whole = Batch(steps=steps, advantage=advantage, target=target, memory=rollout.start_memory)
@@ -198,7 +213,7 @@ def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
             columns = sharding.shared(columns)
             batch = Batch(
                 steps=tree.take(whole.steps, columns, axis=1),
-                advantage=standardise(whole.advantage[:, columns]),
+                advantage=standardise(whole.advantage[:, columns], least),
                 target=whole.target[:, columns],
                 memory=tree.take(whole.memory, columns),
             )
