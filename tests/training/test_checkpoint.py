@@ -194,6 +194,7 @@ def test_no_corruption_of_the_newest_is_loaded_and_the_one_before_it_is(tmp_path
     changed (white space of the manifest, two equal files swapped), the newest."""
     states = {step: state | {"count": jnp.int32(step)} for step in (1, 2)}
     for step, content in states.items():
+        (tmp_path / "run").mkdir(exist_ok=True)
         checkpoint.save(tmp_path / "run", step, content, {"updates": step})
     expected = {step: bits(content) for step, content in states.items()}
     rng, harmless = random.Random(0), 0

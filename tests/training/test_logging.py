@@ -62,7 +62,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_goes_on(tmp_path
     before = read_rows(tmp_path / "metrics.jsonl")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"seed": 3, "env_st')  # torn by a crash
-    logger = make(tmp_path, resume_steps=200)
+    logger = make(tmp_path, resume_steps=200, metrics=None)
     evaluate(logger, 300, 400)
     logger.close()
     rows = read_rows(tmp_path / "metrics.jsonl")

@@ -26,7 +26,8 @@ from jax import Array
 
 from sable.errors import SableError
 from sable.files import read_regular
-from sable.training import processes
+from sable.training import processes, records
+from sable.training.logging import METRICS
 from sable.types import PyTree
 
 FORMAT = 2
@@ -44,6 +45,8 @@ class Checkpoint(tp.NamedTuple):
 
     state: PyTree
     facts: dict[str, tp.Any]
+    metrics: bytes | None
+    """what metrics.jsonl held when it was saved; None in those of older versions"""
 
 
 class Damaged(SableError):
@@ -55,10 +58,19 @@ Settings = Mapping[str, tp.Any]
 
 
 def save(
-    directory: Path, step: int, state: PyTree, facts: dict[str, tp.Any], settings: Settings | None = None
+    directory: Path,
+    step: int,
+    state: PyTree,
+    facts: dict[str, tp.Any],
+    settings: Settings | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    metrics: bytes | None = None,
 ) -> Path:
     """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is
-    kept. Of several processes all must call it, and the first writes."""
+    kept. Of several processes all must call it, and the first writes.
+
+    `fingerprints` are those of the run's other files (see `records`), `metrics` what metrics.jsonl holds.
+    """
     folder = directory / FOLDER
     target, partial = _place(folder, step), folder / f".partial-{step:010d}"
     leaves = named(state)
@@ -73,11 +85,15 @@ def save(
         "step": step,
         "facts": facts,
         "settings": plain(settings or {}),
+        "records": records.describe(fingerprints or {}, metrics),
         "arrays": {name: _kind(leaf) for name, leaf in leaves.items()},
     }
     try:
         remove_leftovers(directory)
-        partial.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # without parents: a run's folder that was removed stays so
+        partial.mkdir()
+        if metrics is not None:
+            (partial / METRICS).write_bytes(metrics)
         _write(partial, arrays, manifest)
         # What has this number, or a later one, is damaged: or the run would have gone on from there.
         for other in (other for other in steps(folder) if other >= step):
@@ -145,7 +161,8 @@ def restore(directory: Path, like: PyTree, settings: Settings | None = None) -> 
             _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
             for name, leaf in leaves.items()
         ]
-        return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"])
+        metrics = (path / METRICS).read_bytes() if METRICS in manifest["sha256"] else None
+        return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"], metrics)
 
     return _newest_whole(directory, settings, load)
 
@@ -187,6 +204,7 @@ def _newest_whole(
         try:
             manifest = _verified(path)
             _refuse_other_settings(path, manifest.get("settings", {}), plain(settings or {}))
+            records.refuse_changed(directory, manifest.get("records"), path)
             loaded = load(path, manifest)
         except Damaged as problem:
             problems.append(problem)
@@ -270,8 +288,16 @@ def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> Non
             )
 
 
-def _verified(path: Path) -> dict[str, tp.Any]:
-    """The manifest of the checkpoint at `path`, once every file has proved to be as it was written."""
+def newest_facts(directory: Path) -> dict[str, tp.Any]:
+    """Return what the newest manifest that can be read says of how its run had come there."""
+    for step in reversed(steps(directory / FOLDER)):
+        with contextlib.suppress(Damaged):
+            return _manifest(_place(directory / FOLDER, step))["facts"]
+    return {}
+
+
+def _manifest(path: Path) -> dict[str, tp.Any]:
+    """The manifest of the checkpoint at `path`, as it was written."""
     try:
         manifest = json.loads(read_regular(path / MANIFEST, MOST_MANIFEST))
         total = manifest.pop("sum", None)
@@ -283,6 +309,12 @@ def _verified(path: Path) -> dict[str, tp.Any]:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Damaged(f"checkpoint {path} is damaged: {MANIFEST} is missing or unreadable") from None
+    return manifest
+
+
+def _verified(path: Path) -> dict[str, tp.Any]:
+    """The manifest of the checkpoint at `path`, once every file has proved to be as it was written."""
+    manifest = _manifest(path)
     digests = manifest["sha256"]
     found = {str(file.relative_to(path)) for file in _files(path)} - {MANIFEST}
     for name in sorted(found.symmetric_difference(digests)):

@@ -5,9 +5,11 @@ tensorboardX is imported where first needed, numpy not at all: reading stays qui
 
 import contextlib
 import gzip
+import hashlib
 import json
 import math
 import os
+import sys
 import time
 import typing as tp
 import zlib
@@ -38,21 +40,24 @@ class Logger:
         total_steps: int,
         resume_steps: int = 0,
         evaluated_steps: int | None = None,
+        metrics: bytes | None = b"",
         quiet: bool = False,
     ):
         """`resume_steps` is where a resumed run goes on; its last evaluation may lie before, at
-        `evaluated_steps`."""
+        `evaluated_steps`. `metrics` is what metrics.jsonl held there; None where the checkpoint does not
+        say."""
         evaluated_steps = resume_steps if evaluated_steps is None else evaluated_steps
-        try:
-            kept = _keep(directory / METRICS, evaluated_steps)
-            self._metrics = (directory / METRICS).open("a", encoding="utf-8")
-        except OSError as error:
-            raise SableError(f"cannot write to {directory / METRICS}: {error.strerror or error}") from None
+        path, known = directory / METRICS, metrics
+        if known is None:
+            known = _until(path, evaluated_steps)
+            print(f"sable: {path} is taken as it is: an older checkpoint cannot check it", file=sys.stderr)
+        self._metrics = MetricsFile(path, known, compare=metrics is not None)
+        rows = read_rows(directory / METRICS)
         self.seeds = tuple(seeds)
-        self._earlier_seconds = max((row["wall_seconds"] for row in kept), default=0.0)
+        self._earlier_seconds = max((row["wall_seconds"] for row in rows), default=0.0)
         self._started = time.perf_counter()
         self._events = Events(directory / "tensorboard", evaluated_steps)
-        self._progress = Progress(title, len(self.seeds), total_steps, resume_steps, _mean_returns(kept))
+        self._progress = Progress(title, len(self.seeds), total_steps, resume_steps, _mean_returns(rows))
         self._view = make_view(self._progress, quiet)
 
     def phase(self, text: str) -> None:
@@ -68,10 +73,7 @@ class Logger:
     def evaluation(self, steps: int, metrics: Mapping[str, Iterable[float]]) -> None:
         """Record one evaluation in every sink; it is on disk when this returns."""
         values = {name: [float(value) for value in per_seed] for name, per_seed in metrics.items()}
-        try:
-            self._write_rows(steps, values)
-        except OSError as error:
-            raise SableError(f"cannot write to {self._metrics.name}: {error.strerror or error}") from None
+        self._write_rows(steps, values)
         self._write_events(steps, values)
         self._progress.evaluated(steps, values.get(RETURN, []))
         self._view.evaluated()
@@ -79,6 +81,14 @@ class Logger:
     def note(self, text: str) -> None:
         """Tell the user one line."""
         self._view.say(text)
+
+    def refuse_lost(self) -> None:
+        """Raise where metrics.jsonl, or the folder it is in, is not there any more."""
+        self._metrics.refuse_lost()
+
+    def metrics(self) -> bytes:
+        """Return what metrics.jsonl holds so far, which is what was written."""
+        return self._metrics.read()
 
     def __enter__(self) -> "Logger":
         return self
@@ -89,18 +99,17 @@ class Logger:
     def close(self) -> None:
         """Release the terminal and the files."""
         self._view.close()
-        with contextlib.suppress(OSError):  # what a full disk did not take has been said
-            self._metrics.close()
+        self._metrics.close()
         self._events.close()
 
     def _write_rows(self, steps: int, values: dict[str, list[float]]) -> None:
         wall_seconds = round(self._earlier_seconds + time.perf_counter() - self._started, 3)
+        lines = []
         for index, seed in enumerate(self.seeds):
             row = {"seed": seed, "env_steps": int(steps), "wall_seconds": wall_seconds}
             row |= {name: _finite(per_seed[index]) for name, per_seed in values.items()}
-            self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+            lines.append(json.dumps(row, allow_nan=False) + "\n")
+        self._metrics.append("".join(lines).encode())
 
     def _write_events(self, steps: int, values: dict[str, list[float]]) -> None:
         scalars = {name: spread(per_seed)[0] for name, per_seed in values.items()}
@@ -128,8 +137,91 @@ class Mute(Logger):
     def note(self, text: str) -> None:
         """Nothing."""
 
+    def refuse_lost(self) -> None:
+        """Nothing to lose."""
+
+    def metrics(self) -> bytes:
+        """Return nothing: another process writes."""
+        return b""
+
     def close(self) -> None:
         """Nothing to release."""
+
+
+class MetricsFile:
+    """metrics.jsonl, which no one else is to change while a run appends to it."""
+
+    def __init__(self, path: Path, content: bytes, *, compare: bool):
+        """Make it hold `content`; what came after is dropped. With `compare`, whether that was still there is
+        said on stderr."""
+        self.path = path
+        try:
+            was = path.read_bytes() if path.is_file() else None
+            if compare and not (was or b"").startswith(content):
+                print(f"sable: {path} {_set_aside(path, was, content)}", file=sys.stderr)
+            write_atomically(path, content)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self._size, self._sum = len(content), hashlib.sha256(content)
+
+    def append(self, lines: bytes) -> None:
+        """Write some lines; they are on disk when this returns."""
+        self.refuse_lost()
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        self._size += len(lines)
+        self._sum.update(lines)
+
+    def read(self) -> bytes:
+        """Return the content; refused where it is not what was written."""
+        self.refuse_lost()
+        try:
+            content = self.path.read_bytes()
+        except OSError:
+            raise self._changed() from None
+        if hashlib.sha256(content).digest() != self._sum.digest():
+            raise self._changed()
+        return content
+
+    def refuse_lost(self) -> None:
+        """Raise where it, or the folder it is in, was removed, replaced, cut or grown by another hand."""
+        if not self.path.parent.is_dir():
+            raise SableError(
+                f"{self.path.parent} was removed or moved while the run worked in it: it ends here"
+            )
+        ours = os.fstat(self._file.fileno())
+        there = self.path.stat() if self.path.exists() else None
+        if there is None or not os.path.samestat(ours, there) or there.st_size != self._size:
+            raise self._changed()
+
+    def close(self) -> None:
+        """Release the file."""
+        with contextlib.suppress(OSError):  # what a full disk did not take has been said
+            self._file.close()
+
+    def _changed(self) -> SableError:
+        return SableError(
+            f"{self.path} was changed while the run wrote to it; sable train --resume {self.path.parent} "
+            "goes on from the last checkpoint, which holds it"
+        )
+
+    def _cannot_write(self, error: OSError) -> SableError:
+        return SableError(f"cannot write to {self.path}: {error.strerror or error}")
+
+
+def _set_aside(path: Path, was: bytes | None, content: bytes) -> str:
+    """Keep what `path` holds where that is not a part of `content`; return what happens to it, in words."""
+    if was is None or content.startswith(was):
+        return f"was {'missing' if was is None else 'cut short'}: written anew from the checkpoint"
+    aside = path.with_name(f".damaged-{path.name}")
+    os.replace(path, aside)
+    return f"is not what was written: written anew from the checkpoint, and kept as {aside.name}"
 
 
 class Events:
@@ -217,11 +309,10 @@ def _row(line: str) -> Row | None:
     return row if isinstance(row.get("wall_seconds"), (int, float)) else None
 
 
-def _keep(path: Path, evaluated_steps: int) -> list[Row]:
-    """The rows up to `evaluated_steps`, after dropping later ones from the file; a fresh run has none."""
-    kept = [row for row in read_rows(path) if row["env_steps"] <= evaluated_steps] if evaluated_steps else []
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
-    return kept
+def _until(path: Path, evaluated_steps: int) -> bytes:
+    """Return the rows up to `evaluated_steps`, by a file of which nothing else is known."""
+    rows = [row for row in read_rows(path) if row["env_steps"] <= evaluated_steps] if evaluated_steps else []
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def _mean_returns(rows: list[Row]) -> list[float]:

@@ -21,7 +21,7 @@ from sable.envs.base import Env
 from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
 from sable.systems.base import System
-from sable.training import checkpoint, devices, hosted, memory, processes
+from sable.training import checkpoint, devices, hosted, memory, processes, records
 from sable.training.evaluate import play
 from sable.training.interruption import Interruption, interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
@@ -64,8 +64,9 @@ class Result:
 class Course:
     """How far a run has come, and that nothing of it is lost."""
 
-    def __init__(self, directory: Path, settings: checkpoint.Settings):
-        self.directory, self.settings = directory, settings
+    def __init__(self, directory: Path, settings: checkpoint.Settings, circumstances: dict | None):
+        self.directory, self.settings, self.circumstances = directory, settings, circumstances
+        self.fingerprints = records.fingerprints(directory) if processes.leads() else {}
         self.logger: Logger = Mute()
 
     def begin(self, began: float, facts: dict[str, tp.Any], interrupted: Interruption) -> None:
@@ -73,6 +74,8 @@ class Course:
         self.began, self.interrupted = began - facts["wall_seconds"], interrupted
         self.updates, self.evaluations = facts["updates"], facts["evaluations"]
         self.clock = Clock(training_seconds=facts["training_seconds"])
+        earlier, now = facts.get("circumstances", []), self.circumstances
+        self.gone_through = earlier if now is None or now in earlier else [*earlier, now]
         self._saved, self._saving_seconds = time.monotonic(), 0.0
 
     def wall_seconds(self) -> float:
@@ -90,7 +93,9 @@ class Course:
         began = time.monotonic()
         now = (self.updates, self.evaluations, self.clock.training_seconds, self.wall_seconds())
         facts = dict[str, tp.Any](zip(FACTS, now, strict=True))
-        checkpoint.save(self.directory, self.updates + self.evaluations, state, facts, self.settings)
+        facts["circumstances"] = self.gone_through
+        parts = facts, self.settings, self.fingerprints, self.logger.metrics()
+        checkpoint.save(self.directory, self.updates + self.evaluations, state, *parts)
         self.interrupted.unsaved = False
         self._saved = time.monotonic()
         self._saving_seconds = self._saved - began
@@ -108,7 +113,8 @@ class Course:
             self.save(state)
 
     def stopped_by(self, state: State) -> int:
-        """The signal that asks to stop, once all is saved, or 0."""
+        """The signal that asks to stop, once all is saved, or 0; refused where there is nowhere to save."""
+        self.logger.refuse_lost()
         signal = processes.highest(self.interrupted.signal)
         if signal and self.interrupted.unsaved:
             self.save(state)
@@ -150,13 +156,15 @@ def train(
     quiet: bool = False,
     hypers: PyTree = None,
     watch: Watch | None = None,
+    circumstances: dict[str, tp.Any] | None = None,
 ) -> Result:
     """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
     bit, or from the start where it was stopped before its first. Of a Python environment nothing can be
     saved: its episodes begin anew.
 
     `hypers`, with a leading [S], gives each seed numbers of its own instead of the system's. `watch` may end
-    the run at an evaluation; there is no summary then.
+    the run at an evaluation; there is no summary then. Checkpoints record all `circumstances` that their
+    run has gone through.
     """
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
@@ -171,13 +179,14 @@ def train(
         shapes = jax.eval_shape(begin, *lanes)
     places = devices.places(mesh, shapes)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
-    course = Course(directory, asked_for(run, config, env.spec))
+    course = Course(directory, asked_for(run, config, env.spec), circumstances)
     with interruption(course.farewell) as interrupted, ExitStack() as open_files:
         facts: dict[str, tp.Any] = dict.fromkeys(FACTS, 0)
+        metrics = b""
         if processes.leads():
             checkpoint.remove_leftovers(directory)
         if resume and checkpoint.steps(directory / checkpoint.FOLDER):
-            state, facts = checkpoint.restore(directory, shapes, course.settings)
+            state, facts, metrics = checkpoint.restore(directory, shapes, course.settings)
             state = devices.place(state, places)
         else:
             state = compiled(begin, *lanes, out=places)(*lanes)
@@ -192,6 +201,7 @@ def train(
                 evaluated_steps=boundaries[course.evaluations - 1] * steps_per_update
                 if course.evaluations
                 else 0,
+                metrics=metrics,
                 quiet=quiet,
             )
         logger, clock = open_files.enter_context(course.logger), course.clock
@@ -241,6 +251,7 @@ def train(
                 return Result(directory, {}, signal)
         logger.phase("measuring the best parameters")
         absolute = jax.device_get(absolute(state))
+        logger.metrics()  # refused where they are not what was written
 
     return Result(
         directory,
@@ -279,7 +290,7 @@ def evaluate(
     shaped = env.stand_in if isinstance(env, HostedEnv) else env
     begin = one_by_one(make_program(shaped, system, run, config).start)
     shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
-    state, facts = checkpoint.restore(directory, shapes, asked_for(run, config, env.spec))
+    state, facts, _ = checkpoint.restore(directory, shapes, asked_for(run, config, env.spec))
     if not facts["evaluations"]:
         raise SableError(
             f"{directory} was stopped before its first evaluation: it has no best parameters yet"

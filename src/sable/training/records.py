@@ -1,0 +1,56 @@
+"""What a checkpoint says of the files beside it: the evaluations so far, what the run was asked to do, and
+what its environment is like.
+
+This finds accidents, not forgery: whoever can write here can write the sums too.
+"""
+
+import hashlib
+import json
+import typing as tp
+from collections.abc import Mapping
+from pathlib import Path
+
+from sable.errors import SableError
+from sable.training.logging import METRICS
+
+CONFIG, SPEC = "config.json", "spec.json"
+REMEDIES = {
+    CONFIG: "put back the one it was; the checkpoint's manifest.json has its values under 'settings'",
+    SPEC: "remove it, and --resume writes it anew",
+}
+
+
+def fingerprints(directory: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files that do not change while a run goes on, of those that are there."""
+    return {name: _fingerprint(directory / name) for name in REMEDIES if (directory / name).is_file()}
+
+
+def describe(fingerprints: Mapping[str, str], metrics: bytes | None) -> dict[str, tp.Any]:
+    """Return what a manifest says: those, and the length and SHA-256 of metrics.jsonl so far."""
+    if metrics is None:
+        return dict(fingerprints)
+    return {**fingerprints, METRICS: {"bytes": len(metrics), "sha256": hashlib.sha256(metrics).hexdigest()}}
+
+
+def refuse_changed(directory: Path, recorded: tp.Any, checkpoint: Path) -> None:
+    """Refuse a run whose settings or environment are not those it was saved with; checkpoints of older
+    versions do not tell."""
+    saved = recorded if isinstance(recorded, Mapping) else {}
+    for name, remedy in REMEDIES.items():
+        path = directory / name
+        if name in saved and (not path.is_file() or _fingerprint(path) != saved[name]):
+            what = "is not what it was" if path.is_file() else "was there and is not any more"
+            raise SableError(f"{path} {what} when {checkpoint} was saved: {remedy}")
+
+
+def _fingerprint(path: Path) -> str:
+    """The SHA-256 of a file; of settings without the number of devices, which may change."""
+    try:
+        content = path.read_bytes()
+        if path.name == CONFIG:
+            data = json.loads(content)
+            data["run"].pop("devices", None)
+            content = json.dumps(data, sort_keys=True).encode()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise SableError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    return hashlib.sha256(content).hexdigest()
