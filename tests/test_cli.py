@@ -24,7 +24,7 @@ def trained(monkeypatch, tmp_path):
     """The calls that reach the training loop; the loop and the making of environments are replaced."""
     calls = []
 
-    def train(env, system, run, config, directory, *, resume=False, quiet=False):
+    def train(env, system, run, config, directory, *, resume=False, quiet=False, circumstances=None):
         calls.append(types.SimpleNamespace(**locals()))
         summary = {name: [1.0 for _ in run.seeds] for name in ("final_return", "absolute_return")}
         return types.SimpleNamespace(directory=directory, summary=summary, interrupted=None)
@@ -92,6 +92,7 @@ MISTAKES = [
     (["train", "--resume", "."], ["is not a run", "config.json"]),
     (["train", "--resume", "x", "--num_envs", "3"], ["num_envs cannot be given"]),
     (["train", "rware/tiny-4ag", "--resume", "x"], ["task cannot be given"]),
+    (["train", "--strict"], ["strict=True", "with resume"]),
     (["evaluate"], ["missing argument RUN"]),
     (["evaluate", "nowhere"], ["nowhere is not a run"]),
     (["evaluate", "nowhere", "--episodes", "0"], ["episodes=0", "at least 1"]),
@@ -188,6 +189,7 @@ def test_without_a_task_the_default_is_trained_on_the_quick_budget(trained):
 
 def test_resume_goes_on_with_the_run_as_it_was_configured(trained):
     assert cli.main(["train", "rware/tiny-4ag", "--num-envs", "16"]) == 0
+    (trained[0].directory / "checkpoints" / "0000000001").mkdir(parents=True)
     assert cli.main(["train", "--resume", str(trained[0].directory), "--quiet"]) == 0
     first, second = trained
     assert (first.resume, second.resume) == (False, True)
@@ -199,7 +201,8 @@ def test_resume_goes_on_with_the_run_as_it_was_configured(trained):
 def test_a_resume_that_fails_leaves_the_run_untouched(trained, monkeypatch, capsys):
     assert cli.main(["train", "rware/tiny-4ag"]) == 0
     directory = trained[0].directory
-    before = {path: path.read_bytes() for path in directory.iterdir()}
+    (directory / "checkpoints" / "0000000001").mkdir(parents=True)
+    before = {path: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
     def damaged(*args, **kwargs):
         raise SableError("the checkpoint is damaged")
@@ -207,7 +210,7 @@ def test_a_resume_that_fails_leaves_the_run_untouched(trained, monkeypatch, caps
     monkeypatch.setattr("sable.training.loop.train", damaged)
     capsys.readouterr()
     assert "damaged" in refusal(capsys, "train", "--resume", str(directory))
-    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    assert {path: path.read_bytes() for path in directory.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

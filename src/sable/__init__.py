@@ -58,6 +58,7 @@ def train(
     name: str | None = None,
     recipe: str | Path | None = None,
     resume: str | Path | None = None,
+    strict: bool = False,
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Result":
@@ -67,8 +68,11 @@ def train(
     budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
     `sable.config.RunConfig` and of the system's configuration. They win over a `recipe` file of your own, as
     tuning writes one, and that over the built-in recipes. `resume` goes on with a run as it was configured:
-    nothing but your environment may come with it, and the number of `devices` to go on with.
+    nothing but your environment may come with it, and the number of `devices` to go on with. Where another
+    jax, device, number of devices, thread pool or source than before says that it will not be bit-exact, a
+    `strict` one is refused.
     """
+    from sable.errors import SableError
     from sable.experiments import runs
     from sable.training import processes
 
@@ -83,7 +87,10 @@ def train(
         run, config = runs.read_config(directory)
         runs.refuse_batch(directory)
         run = _on_devices(run, config, fields["devices"]) if fields else run
-        return running.train(run, config, env, partial(runs.claim, directory), resume=True, quiet=quiet)
+        claim_directory = partial(runs.claim, directory)
+        return running.train(run, config, env, claim_directory, resume=True, quiet=quiet, strict=strict)
+    if strict:
+        raise SableError("strict=True is for a run to go on with: give it with resume")
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported

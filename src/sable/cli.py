@@ -68,7 +68,7 @@ def _dispatch(argv: Argv) -> int:
         print(_HELP)
         return 0
     if argv[0] == "--version":
-        from sable.experiments.runs import version
+        from sable.experiments.circumstances import version
 
         print(f"sable {version('sable') or 'not installed'}")
         return 0

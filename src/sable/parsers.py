@@ -24,6 +24,12 @@ def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Pars
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: runs)")
     parser.add_argument("--name", metavar="NAME", help="name of this run's folder (default: the time)")
     parser.add_argument("--resume", metavar="RUN", help="go on with this run, as it was configured")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="with --resume: refuse to go on where it would not be bit-exact (another jax, device, number of "
+        "devices, thread pool or source)",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     _add_run_flags(parser, system, defaults or {})
     return parser

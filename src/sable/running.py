@@ -22,10 +22,11 @@ def train(
     *,
     resume: bool,
     quiet: bool,
+    strict: bool = False,
 ) -> "Result":
     """What training leaves; its directory is claimed, and made, only once environment, system and devices are
     there."""
-    from sable.experiments import results, runs
+    from sable.experiments import circumstances, results, runs
     from sable.training import processes
 
     processes.join(run)  # before anything touches a device
@@ -33,30 +34,34 @@ def train(
         env = held.enter_context(env_for(run, env))
         from sable import systems
         from sable.envs.hosted import HostedEnv
-        from sable.training import devices, hosted, loop, memory
+        from sable.training import checkpoint, devices, hosted, loop, memory
         from sable.training.curve import draw_curve
 
         system = systems.make(run.system, env.spec, config)
-        hosted.refuse_sharing(env, devices.make_mesh(run, config))
-        resumed = None
+        hosted.refuse_sharing(env, mesh := devices.make_mesh(run, config))
+        now = circumstances.describe(mesh.size if mesh else 1)
+        here, goes_on = circumstances.of(now), False
 
         def hold() -> str:
-            nonlocal resumed
+            nonlocal goes_on
             directory = held.enter_context(claim_directory())
-            resumed = runs.describe() if resume and (directory / "meta.json").exists() else None
-            runs.begin(directory, env.spec)
+            if goes_on := bool(checkpoint.steps(directory / checkpoint.FOLDER)):
+                earlier = circumstances.earlier(runs.read_meta(directory), checkpoint.newest_facts(directory))
+                circumstances.compare(directory, earlier, here, strict=strict)
+            runs.begin(directory, env.spec, now, anew=not goes_on)
             return str(directory)
 
         directory = Path(processes.from_first(hold))
+        parts = env, system, run, config, directory
         try:
-            result = loop.train(env, system, run, config, directory, resume=resume, quiet=quiet)
+            result = loop.train(*parts, resume=resume, quiet=quiet, circumstances=here)
         except memory.DoesNotFit as error:
             raise _refusal(error, env, run, config, None if resume else directory) from None
         if not processes.leads():
             return result
         with runs.writing(directory):
-            if resumed:  # noted only now: a run of which no checkpoint is whole is left untouched
-                runs.note_resumption(directory, resumed)
+            if goes_on:  # noted only now: a run of which no checkpoint is whole is left untouched
+                runs.note_resumption(directory, now)
             draw_curve(directory, result.summary.get("absolute_return"))
             if result.interrupted is None:
                 results.export(directory, result.summary)

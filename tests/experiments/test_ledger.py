@@ -18,7 +18,17 @@ import sable
 from sable import settings
 from sable.cli import main
 from sable.config import ActorCriticConfig, RunConfig, SableConfig, SystemConfig
-from sable.experiments import ledger, paper, provenance, publish, reproduce, results, runs, stats
+from sable.experiments import (
+    circumstances,
+    ledger,
+    paper,
+    provenance,
+    publish,
+    reproduce,
+    results,
+    runs,
+    stats,
+)
 from sable.flags import parse
 from sable.parsers import system_of, train_parser
 
@@ -332,7 +342,7 @@ def test_a_row_gives_way_to_one_of_other_settings(tmp_path, committed):
 def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, monkeypatch):
     directory = finished(tmp_path)
     source = provenance.source()
-    runs.note_resumption(directory, {**runs.describe(), "source": "later"})
+    runs.note_resumption(directory, {**circumstances.describe(), "source": "later"})
     monkeypatch.setattr(provenance, "commit_of", {source: "a" * 40, "later": "b" * 40}.get)
     (row,), _ = sable.publish(directory, results=tmp_path / "results")
     assert (row["earlier_commits"], row["commit"]) == (["a" * 40], "b" * 40)

@@ -12,7 +12,7 @@ import pytest
 
 from sable.config import RunConfig, SableConfig
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import circumstances, runs
 
 RUN, CONFIG = RunConfig(seeds=(1, 2)), SableConfig(num_envs=16)
 
@@ -112,8 +112,16 @@ def test_a_finished_run_has_a_summary_and_its_time(tmp_path):
 def test_a_resumed_run_remembers_both_circumstances(tmp_path):
     directory = runs.create(tmp_path, RUN, CONFIG, "x")
     for _ in range(2):
-        runs.note_resumption(directory, runs.describe())
+        runs.note_resumption(directory, circumstances.describe())
     assert len(json.loads((directory / "meta.json").read_text())["resumed"]) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"resumed": 5}', '{"resumed": [1]}', "\x00" * 40])
+def test_a_damaged_meta_is_one_line_that_says_what_to_do(tmp_path, content):
+    (tmp_path / "meta.json").write_text(content)
+    with pytest.raises(SableError, match=r"meta.json (cannot be read|is damaged).*remove it") as error:
+        runs.read_meta(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
@@ -133,7 +141,7 @@ def test_a_claimed_run_is_refused_until_its_process_is_gone(tmp_path):
     code = """
 import sys, time
 from pathlib import Path
-from sable.experiments import runs
+from sable.experiments import circumstances, runs
 with runs.claim(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -153,7 +161,7 @@ import dataclasses, json, os, sys, time
 from pathlib import Path
 from sable.config import RunConfig, SableConfig
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import circumstances, runs
 
 def start(number, out, name):
     try:
@@ -165,7 +173,7 @@ def start(number, out, name):
     except SableError as error:
         os.write(1, json.dumps([number, None, str(error)]).encode() + b"\\n")
 
-runs.describe = lambda: {"started": str(os.getpid())}
+circumstances.describe = lambda: {"started": str(os.getpid())}
 out, rounds, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 name = sys.argv[4] if len(sys.argv) > 4 else None
 begin = time.monotonic() + 0.3
@@ -217,7 +225,7 @@ def test_a_folder_removed_by_its_holder_is_not_held_by_the_next(tmp_path):
     code = """
 import shutil, sys, time
 from pathlib import Path
-from sable.experiments import runs
+from sable.experiments import circumstances, runs
 with runs.claim(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(0.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import circumstances, runs
 from sable.experiments.trials import Batch, Point, Space, Study, Values, combinations, write_points
 from sable.experiments.tune_view import View
 
@@ -77,7 +77,7 @@ class Worker:
         run, config = runs.read_config(directory)
         system = systems.make(run.system, self.env.spec, config)
         hypers = self._hypers(config, batch.points, len(run.seeds) // len(batch.points))
-        resumed = runs.describe() if (directory / "meta.json").exists() else None
+        resumed = circumstances.describe() if (directory / "meta.json").exists() else None
         runs.begin(directory)
         if resumed is not None:
             runs.note_resumption(directory, resumed)

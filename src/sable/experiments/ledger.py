@@ -139,7 +139,7 @@ def make(directory: Path, row: str) -> Row:
     if not series:
         raise SableError(f"{directory} is no run whose seeds share their settings")
     absolute = [one.absolute for one in series]
-    circumstances = [meta, *resumptions(meta)]
+    circumstances = [meta, *meta.get("resumed", [])]
     deviations = _deviations(run)
     return {
         "row": row,
@@ -160,12 +160,6 @@ def make(directory: Path, row: str) -> Row:
         "device_minutes": _rounded(number(summary.get("wall_seconds")) / 60),
         "settings": data,
     }
-
-
-def resumptions(meta: tp.Mapping[str, tp.Any]) -> list[dict[str, tp.Any]]:
-    """Where and with what a run was resumed, by its meta.json."""
-    resumed = meta.get("resumed")
-    return [one for one in resumed if isinstance(one, dict)] if isinstance(resumed, list) else []
 
 
 def _judged(run: RunConfig, config: SystemConfig, absolute: list[float], summary: str, judge: bool) -> Row:

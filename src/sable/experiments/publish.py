@@ -98,7 +98,7 @@ def _keep(directory: Path, place: Path) -> None:
     """Put what a report needs of a run into the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     meta = runs.read_meta(directory)
-    resumed = [{key: one[key] for key in KEPT if key in one} for one in ledger.resumptions(meta)]
+    resumed = [{key: one[key] for key in KEPT if key in one} for one in meta.get("resumed", [])]
     kept = {key: meta[key] for key in KEPT if key in meta}
     runs.write_json(place / "meta.json", kept | ({"resumed": resumed} if resumed else {}))
     for file in ("config.json", "summary.json"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sable.errors import SableError
-from sable.experiments import figures, results, runs, tables
+from sable.experiments import circumstances, figures, results, runs, tables
 from sable.experiments.analysis import Analysis, Curve, Suite, Task, analyse
 from sable.experiments.looks import PALETTE, looks
 from sable.experiments.stats import Estimate
@@ -93,7 +93,7 @@ def _palette() -> str:
 
 
 def _data(analysis: Analysis) -> dict[str, tp.Any]:
-    version = runs.version("sable") or "from source"
+    version = circumstances.version("sable") or "from source"
     return {
         "made": f"Made by sable {version} on {datetime.date.today():%d %B %Y}.",
         "runs": analysis.runs,

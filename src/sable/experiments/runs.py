@@ -10,15 +10,12 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
 import platform
 import re
-import shlex
 import shutil
-import sys
 import time
 import typing as tp
 from pathlib import Path
@@ -27,7 +24,7 @@ from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
-from sable.experiments import provenance
+from sable.experiments import circumstances
 from sable.files import read_regular, remove_leftovers, write_atomically
 from sable.training.logging import Row, read_rows
 
@@ -36,19 +33,6 @@ if tp.TYPE_CHECKING:
 
 MOST_JSON = 2**26
 """Bytes of a file of settings or results: far more than the largest has."""
-
-_PACKAGES = (
-    "sable",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "numpy",
-    "jumanji",
-    "jaxmarl",
-    "brax",
-)
 
 CLAIM = ".claim"
 """The file that whoever works on a run holds locked."""
@@ -105,13 +89,20 @@ def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = N
     return directory
 
 
-def begin(directory: Path, spec: "EnvSpec | None" = None) -> None:
-    """Write what its environment is like, and where and with what a run begins; nothing if it has begun."""
+def begin(
+    directory: Path,
+    spec: "EnvSpec | None" = None,
+    now: dict[str, tp.Any] | None = None,
+    *,
+    anew: bool = False,
+) -> None:
+    """Write what its environment is like, and where and with what a run begins (`now`, by
+    `circumstances.describe`), unless it is there; `anew` where nothing came of an earlier beginning."""
     try:
-        if not (directory / "meta.json").exists():
-            if spec is not None:
-                write_json(directory / "spec.json", dataclasses.asdict(spec))
-            write_json(directory / "meta.json", describe())
+        if spec is not None and not (directory / "spec.json").exists():
+            write_json(directory / "spec.json", dataclasses.asdict(spec))
+        if anew or not (directory / "meta.json").exists():
+            write_json(directory / "meta.json", now or circumstances.describe())
     except OSError as error:
         raise _cannot_write(directory, error) from None
 
@@ -173,15 +164,15 @@ def _locked(file: tp.IO, patience: float = 0.0) -> bool:
             time.sleep(0.05)
 
 
-def note_resumption(directory: Path, circumstances: dict[str, tp.Any]) -> None:
-    """Add to meta.json where and with what (see `describe`) the run was resumed."""
+def note_resumption(directory: Path, now: dict[str, tp.Any]) -> None:
+    """Add to meta.json where and with what (`now`, see `circumstances.describe`) the run was resumed."""
     meta = read_meta(directory)
-    write_json(directory / "meta.json", meta | {"resumed": [*meta.get("resumed", []), circumstances]})
+    write_json(directory / "meta.json", meta | {"resumed": [*meta.get("resumed", []), now]})
 
 
 def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
     """Write the time the run took into meta.json, and summary.json, which makes the run a finished one."""
-    took = {"finished": _now(), "wall_seconds": summary.get("wall_seconds")}
+    took = {"finished": circumstances.now(), "wall_seconds": summary.get("wall_seconds")}
     write_json(directory / "meta.json", read_meta(directory) | took)
     write_json(directory / "summary.json", summary)
 
@@ -230,7 +221,16 @@ def read_summary(directory: Path) -> dict[str, tp.Any]:
 
 def read_meta(directory: Path) -> dict[str, tp.Any]:
     """Where and with what the run ran; nothing where it does not say."""
-    return read_object(directory / "meta.json") if (directory / "meta.json").is_file() else {}
+    if not (directory / "meta.json").is_file():
+        return {}
+    try:
+        meta = read_object(directory / "meta.json")
+        resumed = meta.get("resumed", [])
+        if not isinstance(resumed, list) or not all(isinstance(one, dict) for one in resumed):
+            raise SableError(f"{directory / 'meta.json'} is damaged: 'resumed' is not a list of objects")
+    except SableError as error:
+        raise SableError(f"{error}; put it back or remove it: only where the run began is lost") from None
+    return meta
 
 
 def write_json(path: Path, data: tp.Any) -> None:
@@ -249,23 +249,6 @@ def plain(data: tp.Any) -> tp.Any:
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return str(data) if isinstance(data, Path) else data
-
-
-def describe() -> dict[str, tp.Any]:
-    """Where and with what this process runs: what bit-exactness depends on, and what a reader will ask."""
-    return {
-        "started": _now(),
-        # Without the password that the address of a tuning storage may hold.
-        "command": re.sub("//[^@/ ]*@", "//", shlex.join([_program(), *sys.argv[1:]])),
-        "git": provenance.git(),
-        "source": provenance.source(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
-        "platform": platform.platform(),
-        "device": _device(),
-        "cpus": os.cpu_count(),
-        "thread_pool": _thread_pool(),
-        "NPROC": os.environ.get("NPROC"),
-    }
 
 
 def safe(part: str) -> str:
@@ -342,35 +325,3 @@ def read_object(path: Path) -> dict[str, tp.Any]:
     if not isinstance(data, dict):
         raise SableError(f"{path} is damaged: it does not hold a JSON object")
     return data
-
-
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "sable" if name == "__main__.py" else name
-
-
-def version(package: str) -> str | None:
-    """What is installed of it; None where it is only on the path."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _device() -> dict[str, tp.Any]:
-    import jax
-
-    devices = jax.devices()
-    return {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
-
-
-def _thread_pool() -> int | None:
-    """Threads of XLA's CPU pool, on which the last bits of a result depend."""
-    given = os.environ.get("NPROC", "")
-    if given.isdigit():
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
