@@ -101,9 +101,16 @@ def test_points_of_a_batch_share_what_shapes_the_program_and_differ_in_the_rest(
     for name, numbers in points_of(outcome.directory).items():
         shaping = {rows[number]["num_epochs"] for number in numbers}
         run, config = runs.read_config(outcome.directory / name)
-        assert shaping == {str(config.num_epochs)} and run.seeds == (0, 1, 2, 3)
+        assert shaping == {str(config.num_epochs)} and run.seeds == (1000, 1001, 1002, 1003)
         assert len({tuple(rows[number][field] for field in FREE) for number in numbers}) == 2
         assert {rows[number]["batch"] for number in numbers} == {name}
+
+
+def test_a_study_from_before_keeps_its_seeds(tmp_path):
+    assert trials.trial_seeds(tmp_path, 2) == (1000, 1001)
+    (tmp_path / "study.json").write_text(json.dumps({"run": {"seeds": [0, 1]}}))
+    assert trials.trial_seeds(tmp_path, 2) == (0, 1)
+    assert trials.trial_seeds(tmp_path, 3) == (1000, 1001, 1002), "which the study then refuses"
 
 
 def test_a_value_is_the_mean_absolute_return_over_the_seeds_of_a_trial(studied):
@@ -492,7 +499,7 @@ def test_a_point_with_a_halted_seed_counts_as_pruned_and_never_as_best(formula, 
 
     def halting(*args, **kwargs):
         result = train(*args, **kwargs)
-        return replace(result, summary=result.summary | {"halted_seeds": [1]})
+        return replace(result, summary=result.summary | {"halted_seeds": [1001]})
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train", halting)
@@ -643,6 +650,6 @@ def refusal_of(call) -> str:
 
 
 def about(space):
-    run, config = sable.configure(TASK, system="ippo", num_seeds=2, **BUDGET | GIVEN)
+    run, config = sable.configure(TASK, system="ippo", seeds=(1000, 1001), **BUDGET | GIVEN)
     data = settings.to_dict(run, config)
     return {"run": data["run"], "config": data["config"], "space": space}

@@ -42,8 +42,9 @@ class Worker:
         size = min(self.points, left, combinations(self.space, self.free))
         points = self.study.draw(size, self.space, self.shaping, self._refusal)
         config = self._configured({name: points[0].values[name] for name in self.shaping})
-        lanes = range(len(points) * len(self.run.seeds))
-        run = dataclasses.replace(self.run, seeds=tuple(lanes))
+        first = self.run.seeds[0]
+        seeds = tuple(range(first, first + len(points) * len(self.run.seeds)))
+        run = dataclasses.replace(self.run, seeds=seeds)
         directory = runs.plan(self.out, run, config, name)
         batch = Batch(
             directory, [Point(p.number, {name: p.values[name] for name in self.free}) for p in points]

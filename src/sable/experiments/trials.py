@@ -21,6 +21,7 @@ from sable.errors import SableError
 from sable.experiments import journal, runs
 
 JOURNAL, POINTS, STUDY = "journal.log", "points.json", "study.json"
+FIRST_SEED = 1000
 
 PATIENCE_SECONDS = 60.0
 """How long to wait for another worker that is just choosing its next batch."""
@@ -267,6 +268,18 @@ def _read_batch(directory: Path) -> Batch:
         raise SableError(
             f"{directory / POINTS} is damaged; remove {directory} to have it done again"
         ) from None
+
+
+def trial_seeds(directory: Path, count: int) -> tuple[int, ...]:
+    """Return the seeds of a study's first trial: from 1000 on, since results are counted on those from 0 on.
+
+    A study begun on those keeps them.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        begun = json.loads((directory / STUDY).read_text(encoding="utf-8"))["run"]["seeds"]
+        if begun == list(range(count)):
+            return tuple(begun)
+    return tuple(range(FIRST_SEED, FIRST_SEED + count))
 
 
 def _identify(directory: Path, about: Values) -> str:

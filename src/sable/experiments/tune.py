@@ -20,7 +20,7 @@ from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import runs, tuned
 from sable.experiments.batches import Worker
-from sable.experiments.trials import Space, Study, Tried, import_optuna
+from sable.experiments.trials import Space, Study, Tried, import_optuna, trial_seeds
 from sable.experiments.tune_view import View
 
 if tp.TYPE_CHECKING:
@@ -68,6 +68,7 @@ def tune(
     space = dimensions(run.system, config, given, space)
     import_optuna()
     directory = runs.folder(Path(out), run)
+    run = dataclasses.replace(run, seeds=trial_seeds(directory, len(run.seeds)))
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
