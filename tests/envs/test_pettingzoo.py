@@ -200,7 +200,7 @@ def test_a_worker_that_dies_is_told_of_and_ends_all(make):
 
 @pytest.mark.parametrize(
     ("factory", "words"),
-    [("no_legal", "agent 'a' has no legal action"), ("stranger", "agent 'zoe' is not among")],
+    [("no_legal", "agent 'a' has no legal action at step 0"), ("stranger", "agent 'zoe' is not among")],
 )
 def test_masks_without_a_legal_action_and_unknown_agents_are_refused(make, factory, words):
     env = make(factory, time_limit=9)

@@ -14,6 +14,7 @@ import pytest
 from sable import systems
 from sable.config import RunConfig, field_names, system_config
 from sable.envs.probes import PROBES
+from sable.errors import SableError
 from sable.ops import tree
 from sable.training import checkpoint, loop
 from sable.training import program as programs
@@ -137,3 +138,21 @@ def test_the_best_parameters_survive_a_metric_that_is_not_finite(system):
         after, metrics = jax.jit(jax.vmap(program.assess))(good)
         assert not np.isfinite(metrics["evaluation/return"]).any()
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, after.best, good.best)))
+
+
+class Stuck(type(PROBES["delayed"])):
+    """In the last step of every episode one agent may do nothing."""
+
+    def _observe(self, state):
+        seen = super()._observe(state)
+        return replace(seen, legal=seen.legal.at[1].set(seen.legal[1] & (state.time != 3)))
+
+
+def test_a_mask_without_a_legal_action_ends_the_run_with_the_step_named(tmp_path):
+    """Episodes of four steps and rollouts of three: it is in the first step of the second."""
+    env = Stuck(**vars(PROBES["delayed"]))
+    _, system, run, config = parts("reinforce", env)
+    config = replace(config, rollout_length=3)
+    words = "probe/x: an agent has no legal action at time step 0 of update 2, seed 0"
+    with pytest.raises(SableError, match=words):
+        loop.train(env, system, run, config, tmp_path, quiet=True)

@@ -15,7 +15,8 @@ from sable import systems
 from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.systems.base import System
-from sable.training import devices, loop, memory
+from sable.training import devices, memory
+from sable.training.compile import Compiler
 from sable.training.program import Program, State, make_program, one_by_one
 
 
@@ -39,8 +40,8 @@ class Rehearsal:
         return make_program(self.env, self.system, self.run, self.config)
 
     @cached_property
-    def compiler(self) -> loop.Compiler:
-        return loop.Compiler(self.run, devices.make_mesh(self.run, self.config))
+    def compiler(self) -> Compiler:
+        return Compiler(self.run, devices.make_mesh(self.run, self.config))
 
     @cached_property
     def state(self) -> State:

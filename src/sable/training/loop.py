@@ -22,10 +22,19 @@ from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
 from sable.systems.base import System
 from sable.training import checkpoint, devices, hosted, memory, processes, records
+from sable.training.compile import Compiler
 from sable.training.evaluate import play
 from sable.training.interruption import Interruption, interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
-from sable.training.program import Program, RunState, State, causes, make_program, one_by_one
+from sable.training.program import (
+    Program,
+    RunState,
+    State,
+    causes,
+    make_program,
+    one_by_one,
+    time_without_choice,
+)
 from sable.types import EnvSpec, PyTree
 
 FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
@@ -129,7 +138,7 @@ class Course:
 
 
 def make_stages(
-    program: Program, compiled: "Compiler", mesh: Mesh | None, places: PyTree, state: State
+    program: Program, compiled: Compiler, mesh: Mesh | None, places: PyTree, state: State
 ) -> tuple[tp.Callable, tp.Callable, tp.Callable]:
     """A unit of updates, an evaluation, and the measuring of the best, for all seeds."""
     everywhere = devices.everywhere(mesh)
@@ -331,37 +340,6 @@ def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
     return [round((i + 1) * num_updates / num_evaluations) for i in range(num_evaluations)]
 
 
-class Compiler:
-    """Compiles ahead of time with the run's precision and determinism, and adds up the seconds it takes."""
-
-    def __init__(self, run: RunConfig, mesh: Mesh | None = None):
-        self.precision, self.mesh = run.precision, mesh
-        self.options = options(run)
-        self.seconds = 0.0
-
-    def __call__(
-        self, function: tp.Callable, *args: PyTree, donate: bool = False, out: PyTree = None
-    ) -> tp.Callable:
-        """`function`, compiled for arguments like these; `out` says where on several devices its results
-        go."""
-        began = time.monotonic()
-        # Seeds are a batch axis; the old state is dead after the call, so its memory is reused.
-        with jax.default_matmul_precision(self.precision), devices.in_force(self.mesh):
-            jitted = jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out)
-            lowered = jitted.lower(*args)
-        compiled = lowered.compile(compiler_options=self.options)
-        self.seconds += time.monotonic() - began
-        return compiled
-
-
-def options(run: RunConfig) -> dict[str, str | bool]:
-    """What the compiler is told, on this machine."""
-    if jax.default_backend() == "gpu":
-        return {"xla_gpu_deterministic_ops": True} if run.deterministic else {}
-    # XLA may hand matrix products, elementwise work and reductions to YNNPACK; its reductions are slow.
-    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
-
-
 class Clock:
     """How long training has taken, and so how many updates fit into a unit."""
 
@@ -399,6 +377,11 @@ def _announce_halted(logger: Logger, run: RunConfig, before: Array, state: RunSt
     halted, updates = jax.device_get((state.halted, state.num_updates))
     for seed, old, why, update in zip(run.seeds, before, halted, updates, strict=True):
         if why >= 0 > old:
+            if (time_step := time_without_choice(state, why)) is not None:
+                raise SableError(
+                    f"{run.task}: an agent has no legal action at time step {time_step} of update "
+                    f"{update + 1}, seed {seed}; a mask must leave at least one (see sable check)"
+                )
             name = causes(state)[why]
             logger.note(
                 f"seed {seed} halted: {name} was not finite in update {update + 1}; it stays as it was before"

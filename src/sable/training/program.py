@@ -29,7 +29,7 @@ class RunState:
     key: Array
     num_updates: Array
     tally: Metrics  # sums since the last evaluation, of learning and of the episodes that ended
-    halted: Array  # -1, or the index in `causes` of what stopped being finite
+    halted: Array  # -1, or the index in `causes` of what stopped being finite; see also `time_without_choice`
 
 
 @struct
@@ -70,9 +70,9 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
     @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
     def advance(
         learner: PyTree, situation: Situation, key: Array, collected: Collected | None
-    ) -> tuple[PyTree, Situation, Metrics, Array]:
-        """One rollout and what is learned from it, with everything there is to tally, and whether all that
-        was seen in it is finite."""
+    ) -> tuple[PyTree, Situation, Metrics, Array, Array]:
+        """One rollout and what is learned from it, with everything there is to tally, whether all that was
+        seen in it is finite, and in which of its time steps an agent first had no legal action (-1: none)."""
         collect_key, learn_key = jax.random.split(key)
         if collected is None:
             collected = collect(
@@ -85,14 +85,16 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         learner, learned = system.learn(learner, rollout, learn_key)
         counted = {"updates": jnp.ones(()), "parameters": _poison(replace(learner, replay=()))}
         tally = learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
-        return learner, situation, tally, sound
+        return learner, situation, tally, sound, _first_without_choice(rollout.steps.observation.legal)
 
     def update(state: RunState, collected: Collected | None = None) -> RunState:
         """The state after one update; a seed in which something stopped being finite stays as it was, for
         good."""
         key, advance_key = jax.random.split(state.key)
-        learner, situation, seen, sound = advance(state.learner, state.situation, advance_key, collected)
-        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)] + [~sound])
+        learner, situation, seen, sound, stuck = advance(
+            state.learner, state.situation, advance_key, collected
+        )
+        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)] + [~sound, stuck >= 0])
         new = RunState(
             learner=learner,
             situation=situation,
@@ -102,6 +104,9 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
             halted=state.halted,
         )
         cause = jnp.where(sound, jnp.argmax(broken), len(seen))
+        cause = jnp.where(
+            stuck >= 0, len(seen) + 1 + stuck, cause
+        )  # which may be why the others are not finite
         halted = jnp.where((state.halted < 0) & broken.any(), cause, state.halted)
         kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
         return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
@@ -110,7 +115,7 @@ def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig)
         learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
         learner = system.init(learner_key, system.hyper if hyper is None else hyper)
         situation = open_situation(env, system, env_key, config.num_envs)
-        _, _, seen, _ = jax.eval_shape(advance, learner, situation, key, None)
+        _, _, seen, _, _ = jax.eval_shape(advance, learner, situation, key, None)
         run_state = RunState(
             learner=learner,
             situation=situation,
@@ -147,6 +152,12 @@ def causes(state: RunState) -> list[str]:
     return [*sorted(state.tally), "a reward or an observation"]
 
 
+def time_without_choice(state: RunState, halted: int) -> int | None:
+    """The time step of its last rollout in which a seed had no legal action, where that is why it halted."""
+    beyond = halted - len(causes(state))
+    return beyond if beyond >= 0 else None
+
+
 def evaluation_key(state: RunState) -> Array:
     """A key for measuring, beyond those that updates split off (`split(key)[i]` is `fold_in(key, i)`)."""
     return jax.random.fold_in(state.key, 2**31)
@@ -160,6 +171,12 @@ def one_by_one(start: tp.Callable[..., State]) -> tp.Callable[..., State]:
 
 def _without_replay(state: RunState) -> RunState:
     return replace(state, learner=replace(state.learner, replay=()))
+
+
+def _first_without_choice(legal: Array) -> Array:
+    """The first time step of masks [T, B, N, A] in which an agent has no legal action; -1 for none."""
+    stuck = ~legal.any(-1).all((1, 2))
+    return jnp.where(stuck.any(), jnp.argmax(stuck), -1)
 
 
 def _poison(learner: PyTree) -> Array:
