@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from sable.quiet import silenced
+
 if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
     from sable.envs.base import Env
@@ -31,6 +33,7 @@ def train(
 
     processes.join(run)  # before anything touches a device
     with ExitStack() as held:
+        held.enter_context(silenced(quiet))
         env = held.enter_context(env_for(run, env))
         from sable import systems
         from sable.envs.hosted import HostedEnv

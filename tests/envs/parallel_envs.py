@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -164,6 +165,31 @@ def nothing():
 
 def no_legal():
     return Leaving(mask=(0, 0, 0))
+
+
+def talkative():
+    """Prints, on both streams, when it is made and at every step; and rewards somebody it never declared."""
+
+    class Talkative(Delayed):
+        def step(self, actions):
+            print("chatter on stdout")
+            print("chatter on stderr", file=sys.stderr)
+            observations, rewards, *others = super().step(actions)
+            rewards.pop("b")
+            return observations, rewards | {"zoe": 1e9}, *others
+
+    print("chatter while made", flush=True)
+    return Talkative()
+
+
+def starving(how="kill"):
+    """Dies as a process does that gets no memory."""
+
+    class Starving(Delayed):
+        def step(self, actions):
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "abort": signal.SIGABRT}[how])
+
+    return Starving()
 
 
 def stranger():

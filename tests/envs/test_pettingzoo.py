@@ -13,6 +13,7 @@ import pytest
 
 from sable import envs
 from sable.errors import SableError
+from sable.quiet import silenced
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("pettingzoo")
@@ -192,10 +193,40 @@ def test_a_worker_that_dies_is_told_of_and_ends_all(make):
     env = make("dying", workers=2)
     env.reset("one", np.arange(4))
     pids = [worker.process.pid for worker in env._workers]
-    with pytest.raises(SableError, match=r"worker process 0: the process died \(SIGKILL\)"):
+    with pytest.raises(SableError, match=r"worker process 0: the process died \(SIGKILL, "):
         for _ in range(3):
             env.step("one", np.zeros((4, 2), np.int32))
     assert not alive(pids)
+
+
+@pytest.mark.parametrize(("how", "name"), [("kill", "SIGKILL"), ("abort", "SIGABRT")])
+def test_how_a_worker_without_memory_ended_is_said(make, how, name):
+    env = make("starving", how=how)
+    env.reset("one", np.arange(1))
+    with pytest.raises(SableError, match=rf"the process died \({name}, as (where|of) .*(memory|bad_alloc)"):
+        env.step("one", np.zeros((1, 2), np.int32))
+
+
+def test_a_reward_for_an_agent_never_declared_is_ignored_and_said_once(make, capfd):
+    env = make("talkative", workers=2)
+    env.reset("one", np.arange(4))
+    rewards = [env.step("one", np.ones((4, 2), np.int32)).reward for _ in range(4)]
+    np.testing.assert_array_equal(np.asarray(rewards[-1]), np.tile([1.0, 0.0], (4, 1)))
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("sable: ")]
+    words = "a reward for agent 'zoe', which is not among possible_agents, is ignored"
+    assert said == [f"sable: pettingzoo:parallel_envs:talkative: {words}"]
+
+
+def test_what_an_environment_prints_is_on_stderr_or_where_it_is_to_be_quiet_nowhere(make, capfd):
+    for quiet in (False, True):
+        with silenced(quiet):
+            env = make("talkative", workers=2)
+            env.reset("one", np.arange(4))
+            env.step("one", np.ones((4, 2), np.int32))
+            env.close()
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err == "" if quiet else "chatter on stdout" in err and "chatter while made" in err
 
 
 @pytest.mark.parametrize(

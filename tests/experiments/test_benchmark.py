@@ -237,6 +237,29 @@ def test_a_failing_cell_is_named_the_others_go_on_and_it_is_tried_again_next_tim
     assert first.finished
 
 
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ("kill -KILL $$", "its process ended (SIGKILL, as where memory has run out): what(): std::bad_alloc"),
+        ("kill -ABRT $$", "its process ended (SIGABRT, as of std::bad_alloc): what(): std::bad_alloc"),
+        ("exit 3", "what(): std::bad_alloc"),
+    ],
+)
+def test_how_a_cells_process_ended_is_said(tmp_path, monkeypatch, last, words):
+    (cell,) = sable.grid("probe/bandit", systems=["ippo"], out=tmp_path / "out")
+    benchmark.prepare(cell)
+    (cell.directory / benchmark.LOG).write_text("of an earlier process\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '  what():  std::bad_alloc' >&2\n{last}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (line,) = benchmark.work([cell], quiet=True).failures
+    assert line == f"probe/bandit ippo: {words}"
+    python.write_text(f"#!/bin/sh\n{last}\n")  # and says nothing
+    (line,) = benchmark.work([cell], quiet=True).failures
+    assert "bad_alloc" not in line.rpartition("): ")[2] and "earlier" not in line
+
+
 @pytest.mark.slow
 def test_cells_at_once_share_the_machine_are_all_stopped_and_saved_and_go_on(tmp_path):
     argv = [*arguments(tmp_path, total_steps=400_000, num_evaluations=40), "--at-once", "2"]

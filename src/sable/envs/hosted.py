@@ -7,7 +7,6 @@ batch. Workers end with this object or with this process, however that ends.
 import contextlib
 import dataclasses
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from jax import Array
 
 from sable.envs.base import following, opening
 from sable.envs.worker import Arrays
-from sable.errors import SableError
+from sable.errors import SableError, ending
+from sable.quiet import is_silenced
 from sable.types import EnvSpec, Observation, TimeStep
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -47,6 +47,7 @@ class HostedEnv:
             )
         self._recipe = (sys.path, module, attribute, given)
         self._workers: list[Worker] = []
+        self._noted: set[str] = set()
         self._shares: dict[str, list[int]] = {}
         self._end = weakref.finalize(self, _end_all, self._workers)  # also when this process exits
         self._start(1)
@@ -94,6 +95,13 @@ class HostedEnv:
         ]
         return _timestep(Arrays(*(np.concatenate(part) if part else np.zeros(0) for part in parts)))
 
+    def _note(self, text: str) -> None:
+        """Say something of the environment, once, whichever worker found it."""
+        if text not in self._noted:
+            self._noted.add(text)
+            if not is_silenced():
+                print(f"sable: {self.task}: {text}", file=sys.stderr)
+
     def _refuse_closed(self) -> None:
         if not self._end.alive:
             raise SableError(f"{self.task} has been closed, or has failed: make it again")
@@ -106,7 +114,9 @@ class HostedEnv:
         """What a worker answers; its error, or its death, ends all of them and is raised in one line."""
         worker = self._workers[index]
         try:
-            kind, answer = worker.connection.recv()
+            while (said := worker.connection.recv())[0] == "note":
+                self._note(said[1])
+            kind, answer = said
         except (EOFError, OSError):
             kind, answer = "failed", worker.fate()
         if kind == "done":
@@ -152,7 +162,9 @@ class Worker:
             [sys.executable, "-c", f"from sable.envs.worker import main; main({fd})"],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what an environment prints is no output of ours
+            # What an environment prints is no output of ours.
+            stdout=subprocess.DEVNULL if is_silenced() else 2,
+            stderr=subprocess.DEVNULL if is_silenced() else 2,
             start_new_session=True,  # Ctrl-C is for this process, which ends the workers when it is done
             env=os.environ
             | dict.fromkeys(_THREADS, "1")
@@ -172,8 +184,7 @@ class Worker:
             code = self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             return "the process no longer answers"
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"the process died ({how})"
+        return f"the process died ({ending(code)})"
 
     def end(self) -> None:
         self.connection.close()

@@ -48,9 +48,17 @@ class Sizes:
 class Team:
     """A parallel environment and how its agents' spaces map to arrays."""
 
-    def __init__(self, env: tp.Any, time_limit: tp.Any = None):
-        self.env = _parallel(env)
+    def __init__(
+        self,
+        env: tp.Any,
+        time_limit: tp.Any = None,
+        note: tp.Callable[[str], None] = lambda text: None,
+    ):
+        """`note` is told, in words, what is odd about the environment and can be lived with."""
+        self.env, self.note = _parallel(env), note
+        self.noted: set[str] = set()
         self.agents = list(self.env.possible_agents)
+        self.declared = frozenset(self.agents)
         self.views = [_view_space(self.env.observation_space(agent)) for agent in self.agents]
         self.actions = [self.env.action_space(agent) for agent in self.agents]
         self.sizes = Sizes(
@@ -83,6 +91,8 @@ class Team:
         cut = any(truncations.get(agent) and not terminations.get(agent) for agent in acted)
         ended = not self.live and not cut
         over = not self.live or self.time >= self.sizes.time_limit
+        if not rewards.keys() <= self.declared:
+            self._note_strangers(rewards)
         reward = np.array([rewards.get(agent, 0.0) if agent in acted else 0.0 for agent in self.agents])
         # The last observation counts for all who have one; a dead agent's is not seen while others go on.
         seen = self._seen(observations, infos, set(observations) if over else self.live, over)
@@ -94,6 +104,12 @@ class Team:
                 f"agent {min(map(str, strangers))!r} is not among possible_agents: sable needs to know all "
                 "agents that can ever appear"
             )
+
+    def _note_strangers(self, rewards: dict) -> None:
+        """Note, once each, who is rewarded and was never declared."""
+        for stranger in sorted({*map(str, rewards.keys() - self.declared)} - self.noted):
+            self.noted.add(stranger)
+            self.note(f"a reward for agent {stranger!r}, which is not among possible_agents, is ignored")
 
     def _seen(self, observations: dict, infos: dict, shown: set, over: bool = False) -> Seen:
         sizes = self.sizes

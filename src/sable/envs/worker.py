@@ -115,11 +115,15 @@ def serve(connection: Connection) -> None:
 
     time_limit = arguments.pop("time_limit", None)
     factory = own.find(module, attribute)
-    spare = [Team(factory(**arguments), time_limit)]  # tells the sizes, then serves as the first
+
+    def team() -> Team:
+        return Team(factory(**arguments), time_limit, note=lambda text: connection.send(("note", text)))
+
+    spare = [team()]  # tells the sizes, then serves as the first
     connection.send(("done", dataclasses.asdict(spare[0].sizes)))
 
     def make() -> Team:
-        return spare.pop() if spare else Team(factory(**arguments), time_limit)
+        return spare.pop() if spare else team()
 
     groups: dict[str, Group] = {}
     while True:

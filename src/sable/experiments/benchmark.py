@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sable.checks import check_count
 from sable.config import RunConfig, SystemConfig
-from sable.errors import SableError
+from sable.errors import SableError, ending
 from sable.experiments import runs
 from sable.experiments.board import Board, Status
 from sable.experiments.results import variant
@@ -30,6 +30,9 @@ from sable.training.view import spread
 
 LOG = "log.txt"
 """What a cell's process said."""
+
+BEGUN = b"-- begun --\n"
+"""What stands in the log before what each process said."""
 
 POLL_SECONDS = 0.5
 
@@ -160,7 +163,7 @@ def _here(
                     continue
                 del running[cell]
                 if process.returncode and not interrupted.signal and not runs.claimed(cell.directory):
-                    failures[cell] = _last_words(cell) or f"its process ended with code {process.returncode}"
+                    failures[cell] = _why(cell, process.returncode)
                 board.show(cell, _ended(cell, failures))  # at once: others may run for long
     finally:
         for process in running.values():
@@ -172,6 +175,8 @@ def _start(cell: Cell, shared: bool) -> subprocess.Popen:
     command = [sys.executable, "-m", "sable", "train", "--quiet", "--resume", str(prepare(cell))]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:
+        log.write(BEGUN)
+        log.flush()
         # In a session of its own, so that Ctrl-C reaches it through us alone.
         return subprocess.Popen(
             command, stdout=log, stderr=log, start_new_session=True, env=environment | os.environ
@@ -239,9 +244,15 @@ def _look(board: Board, cells: Iterable[Cell]) -> None:
         board.show(cell, status(cell))
 
 
-def _last_words(cell: Cell) -> str:
-    lines = (cell.directory / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.removeprefix("sable: ") for line in reversed(lines) if line.strip()), "")
+def _why(cell: Cell, code: int) -> str:
+    """Why a cell's process failed, in one line: its last words, and how it ended where that was no choice of
+    its own."""
+    text = (cell.directory / LOG).read_bytes().rpartition(BEGUN)[2].decode(errors="replace")
+    lines = [" ".join(line.split()).removeprefix("sable: ") for line in text.split("\n")]
+    words = next((line for line in reversed(lines) if line), "")
+    if words and code > 0:
+        return words
+    return f"its process ended ({ending(code)}){words and ': '}{words}"
 
 
 def _in_one_line(error: Exception) -> str:

@@ -22,6 +22,7 @@ from sable.experiments import runs, tuned
 from sable.experiments.batches import Worker
 from sable.experiments.trials import Space, Study, Tried, import_optuna, trial_seeds
 from sable.experiments.tune_view import View
+from sable.quiet import silenced
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
@@ -79,8 +80,8 @@ def tune(
     about = {**settings.to_dict(run, config), "space": dict(space)}
     about.pop("format")
     study = Study(directory, about, storage, warmup_steps=int(WARMUP * run.total_steps))
-    worker = Worker(study, run, config, make_env(), space, Path(out), points)
-    with View(f"{run.task} · {run.system}", trials, quiet) as view:
+    with silenced(quiet), View(f"{run.task} · {run.system}", trials, quiet) as view:
+        worker = Worker(study, run, config, make_env(), space, Path(out), points)
         while True:
             with study.held():  # so that nobody's older view overwrites a newer one
                 tuned.write(directory, run.task, run.system, kept, space, study.tried())
