@@ -1,5 +1,6 @@
 """Tuning: batches of one program, workers that may die at any moment, and what a study leaves."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -561,6 +562,7 @@ def test_any_storage_of_optuna_will_do(formula, tmp_path):
 
 def test_a_line_for_every_finished_trial(formula, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tune, "View", lambda title, trials, quiet: View(title, trials, quiet=False))
+    monkeypatch.setattr(tune, "silenced", lambda quiet: contextlib.nullcontext())
     search(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[0].startswith("[1/4] trial 0: return ") and "clip_eps=0." in lines[0]
