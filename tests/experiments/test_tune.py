@@ -27,7 +27,7 @@ import sable
 from sable import settings, systems
 from sable.config import SYSTEM_CONFIGS, ActorCriticConfig, field_names
 from sable.errors import SableError
-from sable.experiments import batches, results, runs, trials, tune, tuned
+from sable.experiments import batches, circumstances, results, runs, trials, tune, tuned
 from sable.experiments.tune_view import View
 from sable.training import loop
 from sable.training.program import make_program
@@ -359,7 +359,7 @@ def formula(monkeypatch):
 
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(tuned, "_picture", lambda *_: b"")
-    monkeypatch.setattr(runs, "describe", dict)
+    monkeypatch.setattr(circumstances, "describe", dict)
     return done
 
 
