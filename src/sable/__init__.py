@@ -178,10 +178,10 @@ def evaluate(
     run_config, config = runs.read_config(directory)
     with running.env_for(run_config, env) as env:
         from sable import systems
-        from sable.training import loop
+        from sable.training import best
 
         system = systems.make(run_config.system, env.spec, config)
-        return loop.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
+        return best.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(

@@ -21,7 +21,7 @@ from sable.envs.probes import PROBES
 from sable.errors import SableError
 from sable.experiments import runs
 from sable.ops import tree
-from sable.training import checkpoint, loop
+from sable.training import best, checkpoint, loop
 from sable.training import program as programs
 from sable.training.evaluate import play
 from sable.training.logging import Logger, read_rows
@@ -152,7 +152,7 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     whole = loop.train(*parts, directories[0], quiet=True)
     assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 5), whole, parts)
     assert whole.summary["system"] == system and len(whole.summary["absolute_return"]) == 2
-    played = loop.evaluate(*parts, whole.directory, episodes=8)
+    played = best.evaluate(*parts, whole.directory, episodes=8)
     assert len(played["return"]) == 2
     start = jax.jit(programs.one_by_one(programs.make_program(*parts).start))(
         jnp.array(RUN.seeds, jnp.uint32)

@@ -23,7 +23,6 @@ from sable.errors import SableError
 from sable.systems.base import System
 from sable.training import checkpoint, devices, hosted, memory, processes, records
 from sable.training.compile import Compiler
-from sable.training.evaluate import play
 from sable.training.interruption import Interruption, interruption
 from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
 from sable.training.program import (
@@ -42,9 +41,6 @@ FACTS = ("updates", "evaluations", "training_seconds", "wall_seconds")
 
 Watch = tp.Callable[[int, list[float]], bool]
 """(environment steps, return of every seed) after an evaluation -> whether to stop."""
-
-OTHER_EPISODES = 2**31 - 1
-"""The seed of the episodes of `evaluate` where none is given."""
 
 UNIT_SECONDS = 2.0
 """How long the device works before the host looks up: signals, progress."""
@@ -279,52 +275,6 @@ def train(
             "peak_memory_bytes": peak_memory_bytes(),
         },
     )
-
-
-@memory.explained()
-def evaluate(
-    env: Env | HostedEnv,
-    system: System,
-    run: RunConfig,
-    config: SystemConfig,
-    directory: Path,
-    *,
-    episodes: int,
-    seed: int | None = None,
-) -> dict[str, tp.Any]:
-    """How the best parameters of the run in `directory` play fresh episodes, per training seed.
-
-    `seed` chooses the episodes; left out, they are others than those of training and of the absolute metric.
-    """
-    shaped = env.stand_in if isinstance(env, HostedEnv) else env
-    begin = one_by_one(make_program(shaped, system, run, config).start)
-    shapes = jax.eval_shape(begin, np.array(run.seeds, np.uint32))
-    state, facts, _ = checkpoint.restore(directory, shapes, asked_for(run, config, env.spec))
-    if not facts["evaluations"]:
-        raise SableError(
-            f"{directory} was stopped before its first evaluation: it has no best parameters yet"
-        )
-    params = state.best.params
-    keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), len(run.seeds))
-    if isinstance(env, HostedEnv):
-        measure = hosted.make_play(env, system, Compiler(run), min(episodes, config.num_envs))
-        stats = measure(params, keys, episodes)
-    else:
-        measure = jax.vmap(lambda params, key: play(env, system, params, key, episodes))
-        stats = Compiler(run)(measure, params, keys)(params, keys)
-    stats = {name: np.asarray(values, float) for name, values in jax.device_get(stats).items()}
-    means = stats["return"].mean(axis=1)
-    half_widths = 1.96 * stats["return"].std(axis=1) / max(episodes - 1, 1) ** 0.5
-    return {
-        "task": run.task,
-        "system": run.system,
-        "episodes": episodes,
-        "seeds": list(run.seeds),
-        **{name: values.mean(axis=1).tolist() for name, values in stats.items()},
-        "return_interval_95": [
-            [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
-        ],
-    }
 
 
 def asked_for(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> checkpoint.Settings:

@@ -13,8 +13,8 @@ from sable.envs import wrappers
 from sable.envs.base import Env
 from sable.errors import SableError
 from sable.systems.base import System
+from sable.training.best import OTHER_EPISODES
 from sable.training.compile import Compiler
-from sable.training.loop import OTHER_EPISODES
 from sable.training.rollout import Situation, open_situation
 from sable.types import Observation, PyTree
 
