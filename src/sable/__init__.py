@@ -23,7 +23,7 @@ if tp.TYPE_CHECKING:
     from sable.experiments.benchmark import Cell, Outcome
     from sable.experiments.plan import Plan
     from sable.experiments.report import Report
-    from sable.experiments.reproduce import Reproduction
+    from sable.experiments.reproduce import Measurement, Reproduction
     from sable.experiments.tune import Outcome as Tuned
     from sable.policy import Policy
     from sable.training.loop import Result
@@ -32,6 +32,7 @@ __all__ = [
     "benchmark",
     "check",
     "evaluate",
+    "evaluate_row",
     "export",
     "grid",
     "list_systems",
@@ -271,21 +272,33 @@ def publish(
     name: str | None = None,
     other_protocol: bool = False,
     replace: bool = False,
+    reason: str = "",
+    remake: bool = False,
 ) -> tuple[list[dict[str, tp.Any]], Path | None]:
     """The rows that finished runs, all of them or none, gave to the ledger in the folder `results`, where
-    their data is kept; and the page docs/results.md beside it, if there is one, made anew also without runs.
+    their data and the best policy of every seed are kept; and the page docs/results.md beside it, if there is
+    one, made anew also without runs. `remake` makes all rows anew from their data first.
 
     A run's row is called after its task and system, or `name`. Refused are runs that have not finished, are
     not by the paper's protocol (with `other_protocol` their rows say so), ran code that was never committed,
-    or are published already (with `replace` their rows give way, if settings or code are others).
+    or are published already (with `replace` those rows give way, if settings or code are others: they stay,
+    superseded, for that `reason`).
     """
     from sable.errors import SableError
-    from sable.experiments import publish
+    from sable.experiments import ledger, publish, results_page
+
+    def export_policies(directory: Path) -> Path:
+        from sable import policy  # and so jax, which a mistake need not wait for
+
+        return policy.export_seeds(directory)
 
     options: dict[str, tp.Any] = {"name": name, "other_protocol": other_protocol, "replace": replace}
-    rows = publish.publish([Path(run) for run in runs], Path(results).expanduser(), **options)
-    page = publish.write_page(Path(results).expanduser())
-    if not rows and page is None:
+    folder = Path(results).expanduser()
+    if remake:
+        ledger.remake(folder)
+    rows = publish.publish([Path(run) for run in runs], folder, export_policies, reason=reason, **options)
+    page = results_page.write(folder)
+    if not rows and page is None and not remake:
         raise SableError(f"there is nothing to publish: name finished runs; no page beside {results} either")
     return rows, page
 
@@ -308,6 +321,32 @@ def reproduce(
 
     again = reproduce.cell(found, Path(out), seeds)
     return reproduce.reproduce(found, again, lambda directory: train(resume=directory, quiet=quiet))
+
+
+def evaluate_row(
+    row: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    episodes: int = 320,
+    seed: int | None = None,
+    results: str | Path | None = None,
+) -> "Measurement":
+    """Return how the policies that a row of the ledger keeps, of its seeds or some of them, play fresh
+    episodes, beside what the row says. `results` is the folder of the ledger and of the policies."""
+    from sable.checks import check_count
+    from sable.experiments import ledger, reproduce
+
+    check_count("episodes", episodes, 1, 2**24)
+    check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
+    place = None if results is None else Path(results).expanduser()
+    found = ledger.require(ledger.read(place), row)
+    folders = reproduce.policies(found, place or Path("results"), seeds)
+    from sable import policy  # and so jax, which a mistake need not wait for
+
+    teams = [policy.load(folder, seed=of_seed) for of_seed, folder in folders.items()]
+    with running.env_for(teams[0].run, None) as env:
+        returns = policy.measure(teams, env, episodes=episodes, seed=seed)
+    return reproduce.measured(found, list(folders), returns)
 
 
 def load(path: str | Path, *, seed: int | None = None) -> "Policy":

@@ -318,13 +318,21 @@ def _publish(argv: Argv) -> int:
         "--other-protocol", action="store_true", help="though it is not the paper's protocol; the row says so"
     )
     parser.add_argument(
-        "--replace", action="store_true", help="in place of a published row of other settings or code"
+        "--replace",
+        action="store_true",
+        help="in place of a published row of other settings or code, which stays, superseded",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why it gives way (default: what differs)")
+    parser.add_argument(
+        "--remake", action="store_true", help="make all rows anew from their data, as they are made now"
     )
     parser.add_argument("--results", metavar="DIR", help="folder of the ledger (default: results)")
     parser.epilog = (
-        "A row's numbers follow from its data: commit, settings and their hash, device, every seed's "
-        "absolute return, mean and 95 % interval, pace, the paper's figure and the verdict. The code a run "
-        "ran must be committed: first commit, then run. Run a row again with sable reproduce ROW."
+        "A row's numbers follow from its data: commit, settings and their hash, where they differ from the "
+        "paper's, device, every seed's absolute return, five summaries with 95 % intervals, the paper's "
+        "figures and verdicts, pace. The code a run ran must be committed: first commit, then run. The best "
+        "policy of every seed is kept with it: RUN/policies if the run has no checkpoints any more. Run a "
+        "row again with sable reproduce ROW."
     )
     given = parse(parser, argv)
     rows, page = sable.publish(*given.pop("runs", ()), **given)
@@ -339,13 +347,18 @@ def _reproduce(argv: Argv) -> int:
     parser = Parser(
         "reproduce",
         "Run a published result again, with the settings and seeds of its row in the ledger, and say whether "
-        "the mean lies within the row's 95 % interval. Without ROW: the rows.",
+        "the mean lies within the row's 95 % interval; or measure the policies it keeps again. Without ROW: "
+        "the rows.",
     )
     parser.add_argument("row", nargs="?", metavar="ROW", help="a row, such as rware/tiny-4ag:sable")
     parser.add_argument(
         "--seeds", nargs="+", type=reader(int), metavar="INT", help="only these of the row's seeds"
     )
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: reproduced)")
+    parser.add_argument(
+        "--evaluate", action="store_true", help="train nothing: measure the row's policies on fresh episodes"
+    )
+    parser.add_count("--episodes", "fresh episodes of each policy, with --evaluate (default: 320)")
     parser.add_argument(
         "--results",
         metavar="DIR",
@@ -368,6 +381,10 @@ def _reproduce(argv: Argv) -> int:
         lines = [f"{row['row']:{width}}  {printed.published(row)}" for row in rows]
         print("\n".join(lines) or "nothing is published yet")
         return 0
+    if given.pop("evaluate", False):
+        return _evaluate_row(given)
+    if "episodes" in given:
+        raise SableError("--episodes goes with --evaluate: a row is run again with its own numbers")
     found = sable.reproduce(given["row"], **{name: given[name] for name in given if name != "row"})
     if found.interrupted is not None:
         print("sable: interrupted; the same command goes on from here", file=sys.stderr)
@@ -375,6 +392,18 @@ def _reproduce(argv: Argv) -> int:
     from sable.experiments.reproduce import in_words
 
     print(f"{in_words(ledger.require(rows, given['row']), found)}\n{found.directory}")
+    return 0 if found.within else 1
+
+
+def _evaluate_row(given: dict[str, tp.Any]) -> int:
+    """Measure the policies of a row; the exit code."""
+    if "out" in given:
+        raise SableError("--out goes without --evaluate, which trains nothing")
+    given.pop("quiet", None)
+    found = sable.evaluate_row(given.pop("row"), **given)
+    from sable.experiments.reproduce import measurement_in_words
+
+    print(measurement_in_words(found))
     return 0 if found.within else 1
 
 

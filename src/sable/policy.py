@@ -20,11 +20,14 @@ import numpy as np
 
 from sable import checks, settings, systems, tensors
 from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions
+from sable.envs.base import Env
+from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
 from sable.experiments import runs
+from sable.experiments.ledger import POLICIES
 from sable.files import remove_leftovers, write_atomically
 from sable.ops import tree
-from sable.training import checkpoint, loop
+from sable.training import best, checkpoint, loop
 from sable.training.logging import number
 from sable.types import EnvSpec, Observation, PyTree, struct
 
@@ -174,18 +177,8 @@ def export(
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():
             shutil.copyfile(directory / "curve.png", folder / "curve.png")
-        about = {
-            "format": FORMAT,
-            "settings": settings.to_dict(policy.run, policy.config),
-            "spec": dataclasses.asdict(policy.spec),
-            "seed": policy.seed,
-            "weights": checkpoint.sha256(folder / WEIGHTS),
-            "versions": runs.read_meta(directory).get("versions", {}),
-        }
-        about = json.loads(json.dumps(runs.plain(about)))
-        about["sum"] = _sum(about)
         write_atomically(folder / "README.md", _card(policy, directory).encode())
-        runs.write_json(folder / ABOUT, about)  # last: what has it is whole
+        _write_about(policy, folder, directory)
     except OSError as error:
         raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
     return folder
@@ -199,8 +192,87 @@ def _is_ours(folder: Path) -> bool:
     return WEIGHTS in names and names <= {WEIGHTS, "curve.png", "README.md"}
 
 
+def export_seeds(run: str | Path) -> Path:
+    """Return the folder `policies` in a run, with a folder for the best policy of every seed in it: exported
+    now, or before where the run has no checkpoints any more."""
+    directory = runs.find(run)
+    settings_of_run, folder = runs.read_config(directory), directory / POLICIES
+    seeds = settings_of_run[0].seeds
+    if (directory / checkpoint.FOLDER).is_dir():
+        team = _best(directory)
+        try:
+            for seed in seeds:
+                policy, place = _policy(team, seed, directory), folder / str(seed)
+                place.mkdir(parents=True, exist_ok=True)
+                tensors.write(place / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
+                _write_about(policy, place, directory)
+        except OSError as error:
+            raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
+    elif not folder.is_dir():
+        raise SableError(
+            f"{directory} keeps no policies: it has neither {checkpoint.FOLDER} nor {POLICIES}, as "
+            "`sable export RUN -o RUN/policies/SEED --seed SEED` makes them where the run lies"
+        )
+    for policy in (load(folder / str(seed), seed=seed) for seed in seeds):
+        if (policy.run, policy.config) != settings_of_run:
+            raise SableError(f"{folder / str(policy.seed)} is a policy of another run")
+    return folder
+
+
+def measure(
+    policies: tp.Sequence[Policy], env: Env | HostedEnv, *, episodes: int, seed: int | None = None
+) -> np.ndarray:
+    """Return the returns [policies, episodes] of fresh episodes that policies of one run play."""
+    run, config, spec = policies[0].run, policies[0].config, policies[0].spec
+    if env.spec != spec:
+        raise SableError(f"{run.task} is another environment now: its sizes are not those of the policy")
+    params = jax.tree.map(lambda *each: jnp.stack(each), *(policy.params for policy in policies))
+    stats = best.measure(env, policies[0].system, run, config, params, episodes=episodes, seed=seed)
+    return stats["return"]
+
+
+def _write_about(policy: Policy, folder: Path, directory: Path) -> None:
+    """Write what an export says of its weights, which are there already: what has it is whole."""
+    about = {
+        "format": FORMAT,
+        "settings": settings.to_dict(policy.run, policy.config),
+        "spec": dataclasses.asdict(policy.spec),
+        "seed": policy.seed,
+        "weights": checkpoint.sha256(folder / WEIGHTS),
+        "versions": runs.read_meta(directory).get("versions", {}),
+    }
+    about = json.loads(json.dumps(runs.plain(about)))
+    about["sum"] = _sum(about)
+    runs.write_json(folder / ABOUT, about)
+
+
+class Best(tp.NamedTuple):
+    """The best parameters of a run."""
+
+    run: RunConfig
+    config: SystemConfig
+    spec: EnvSpec
+    params: dict[str, np.ndarray]  # [S, ..] each
+    ranks: np.ndarray  # [S] the absolute returns, or scores in training where the run has not finished
+
+
 def _of_run(directory: Path, seed: int | None) -> Policy:
     """A run's policy."""
+    return _policy(_best(directory), seed, directory)
+
+
+def _policy(found: Best, seed: int | None, directory: Path) -> Policy:
+    run = found.run
+    if seed is not None and seed not in run.seeds:
+        raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
+    index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(found.ranks))
+    params = {name: x[index] for name, x in found.params.items()}
+    kinds = _parameters(run, found.config, found.spec)
+    tensors.refuse_unfit(params, kinds, f"the newest checkpoint of {directory}")
+    return Policy(run, found.config, found.spec, _nested(params), run.seeds[index])
+
+
+def _best(directory: Path) -> Best:
     run, config = runs.read_config(directory)
     saved = _read(directory / "spec.json")
     if not saved:
@@ -210,18 +282,14 @@ def _of_run(directory: Path, seed: int | None) -> Policy:
     except SableError as error:
         raise SableError(f"{directory / 'spec.json'} is damaged: {error}") from None
     arrays = checkpoint.read(directory, "best.", loop.asked_for(run, config, spec))
-    if seed is not None and seed not in run.seeds:
-        raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
     scores = np.asarray(arrays["best.score"], float)
     if not np.isfinite(scores).any():
         raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")
     absolute = _absolute(directory)
     ranks = absolute if len(absolute) == len(scores) and np.isfinite(absolute).any() else scores
-    index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(ranks))
     prefix = "best.params."
-    params = {name.removeprefix(prefix): x[index] for name, x in arrays.items() if name.startswith(prefix)}
-    tensors.refuse_unfit(params, _parameters(run, config, spec), f"the newest checkpoint of {directory}")
-    return Policy(run, config, spec, _nested(params), run.seeds[index])
+    params = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+    return Best(run, config, spec, params, ranks)
 
 
 def _spec(saved: dict[str, tp.Any]) -> EnvSpec:

@@ -59,11 +59,16 @@ def in_words(value: tp.Any) -> str:
 
 def published(row: dict[str, tp.Any]) -> str:
     """A row's numbers in few words."""
-    paper = row["paper"]
+    from sable.experiments.ledger import outside_protocol
+
+    paper, outside = row["paper"], outside_protocol(row)
+    others = len(row["deviations"]) - len(outside)
     parts = [with_interval(row["mean"], row["interval"])]
     parts += [f"paper {with_interval(paper['mean'], paper['interval'])}"] if paper else []
-    parts += [row["verdict"]] if row["verdict"] else []
-    parts += ["not the protocol"] if row["deviations"] else []
+    parts += [row["verdict"] + ", by rounding" * bool(row.get("by_rounding"))] if row["verdict"] else []
+    parts += ["not the protocol"] if outside else []
+    parts += [f"{others} setting{'s' * (others > 1)} not the paper's"] if others else []
+    parts += ["superseded"] if row.get("superseded") else []
     return "  ".join([*parts, f"{row['device_minutes']:.3g} min on {row['device']}"])
 
 

@@ -122,12 +122,16 @@ def search_space(system: str) -> dict[str, list[tp.Any]]:
         return getattr(own_system(system), "SEARCH_SPACE", {})
     file = importlib.resources.files("sable").joinpath("recipes", "search.toml")
     spaces, names = tomllib.loads(file.read_text(encoding="utf-8")), field_names(system_config(system))
-    family = next((family for family, members in _FAMILIES.items() if system in members), system)
-    return {name: values for name, values in spaces.get(family, {}).items() if name in names}
+    return {name: values for name, values in spaces.get(family(system), {}).items() if name in names}
+
+
+def family(system: str) -> str:
+    """Return the name under which the paper has a system's settings."""
+    return next((family for family, members in _FAMILIES.items() if system in members), system)
 
 
 _FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
-"""Systems that share a search space."""
+"""Systems that share their settings in the paper."""
 
 
 def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+import typing as tp
 from importlib.resources import files
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import sable
@@ -22,10 +25,11 @@ from sable.experiments import (
     circumstances,
     ledger,
     paper,
+    protocol,
     provenance,
-    publish,
     reproduce,
     results,
+    results_page,
     runs,
     stats,
 )
@@ -36,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TASK = "lbf/2s-8x8-2p-2f-coop"
 SMALL = {"system": "ippo", "num_envs": 4, "rollout_length": 4, "policy_layers": (8,), "critic_layers": (8,)}
 SMALL |= {"total_steps": 640, "num_evaluations": 4, "evaluation_episodes": 8, "absolute_episodes": 8}
-PAGE = f"# Results\n\n{publish.BEGIN}\n{publish.END}\n\nThe rest.\n"
+PAGE = f"# Results\n\n{results_page.BEGIN}\n{results_page.END}\n\nThe rest.\n"
 
 
 # What is published here.
@@ -45,12 +49,68 @@ PAGE = f"# Results\n\n{publish.BEGIN}\n{publish.END}\n\nThe rest.\n"
 def test_the_page_is_what_the_ledger_gives_and_the_ledger_what_its_data_gives():
     rows = ledger.read(REPOSITORY / "results")
     assert ledger.mistakes(REPOSITORY / "results") == []
-    text = (REPOSITORY / publish.PAGE).read_text()
-    assert publish.section_of(text) == publish.section(rows), (
+    text = (REPOSITORY / results_page.PAGE).read_text()
+    assert results_page.section_of(text) == results_page.section(rows), (
         "run sable publish; numbers are not edited by hand"
     )
     for suite in {row["row"].partition("/")[0] for row in rows}:
         assert (REPOSITORY / "docs" / "figures" / f"{suite}.svg").is_file()
+
+
+FIRST = """
+lbf/10x10-3p-3f:sable 5e7f3dd2eb5c8856 b8ae72df524e165d
+lbf/15x15-3p-5f:sable adb1fb07ad0a89ad b8ae72df524e165d
+lbf/15x15-4p-3f:sable f789e544db43ae12 c7b4e0e32c671f28
+lbf/15x15-4p-5f:sable e9904f777e34538b a67b43884d52c2cf
+lbf/2s-10x10-3p-3f:sable be414c3750ded986 b8ae72df524e165d
+lbf/2s-8x8-2p-2f-coop:sable 9755d435d8a7612f b8ae72df524e165d
+lbf/8x8-2p-2f-coop:sable 57d1b495b306b0c2 b8ae72df524e165d
+connector/con-5x5x3a:sable 596f261446eb2104 0ce9c0edfc7ae34a
+connector/con-10x10x10a:sable 03b3c480eff57123 a67b43884d52c2cf
+connector/con-7x7x5a:sable 471c1f0ef0bcdec4 f83321ca6df3bca7
+connector/con-15x15x23a:sable 15194675359c9891 f9dfde3ea82be66b
+mpe/simple_spread_3ag:sable 024f933f0a486d9d f9dfde3ea82be66b
+mpe/simple_spread_5ag:sable 658a7568a24b4249 f9dfde3ea82be66b
+mpe/simple_spread_10ag:sable 6bf0883f389790ea a1c2e2747b914621
+"""
+REPLACED = {
+    "lbf/15x15-4p-3f:sable f789e544db43ae12 b8ae72df524e165d": 0.994423,
+    "lbf/15x15-4p-5f:sable 7d5b9f33623adcee b8ae72df524e165d": 0.982131,
+    "lbf/15x15-4p-5f:sable 7d5b9f33623adcee c7b4e0e32c671f28": 0.980757,
+}
+
+
+def test_what_was_published_stays_and_says_what_it_is():
+    rows = {ledger.identity(row): row for row in ledger.read(REPOSITORY / "results")}
+    assert {run: rows[run]["mean"] for run in REPLACED} == REPLACED
+    assert all(rows[run]["superseded"]["reason"] for run in REPLACED)
+    first = [rows[run] for run in FIRST.split("\n") if run]
+    counts = {
+        name: [
+            [row["summaries"][name]["verdict"] for row in first].count(kind)
+            for kind in tp.get_args(paper.Verdict)
+        ]
+        for name in stats.SUMMARIES
+    }
+    assert counts == {
+        "mean": [8, 2, 4],
+        "max": [14, 0, 0],
+        "final": [13, 1, 0],
+        "absolute": [14, 0, 0],
+        "iqm": [11, 1, 2],
+    }
+    for row in first:
+        others = {text.partition(" ")[0] for text in row["deviations"]}
+        assert {"learning_rate_horizon", "agent_order", "compute"} <= others
+        assert ("num_epochs" in others) == row["task"].startswith("lbf/")
+        mpe = {"discount", "value_weight", "entropy_weight", "clip_value"} <= others
+        assert mpe == row["task"].startswith("mpe/") and "advantage_floor" not in others
+    assert {row["task"] for row in first if row["by_rounding"]} == {
+        "lbf/10x10-3p-3f",
+        "lbf/15x15-4p-3f",
+        "lbf/2s-10x10-3p-3f",
+        "connector/con-10x10x10a",
+    }
 
 
 def test_the_ledger_comes_with_the_package():
@@ -68,6 +128,19 @@ def committed(monkeypatch):
     monkeypatch.setattr(provenance, "commit_of", {provenance.source(): "c" * 40}.get)
 
 
+@pytest.fixture
+def policies(committed, monkeypatch):
+    """Runs made without training have policies, too."""
+
+    def export(directory: Path) -> Path:
+        for seed in runs.read_config(directory)[0].seeds:
+            (directory / "policies" / str(seed)).mkdir(parents=True, exist_ok=True)
+            (directory / "policies" / str(seed) / "weights.safetensors").write_bytes(b"%d" % seed)
+        return directory / "policies"
+
+    monkeypatch.setattr("sable.policy.export_seeds", export)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A short run of two seeds."""
@@ -83,7 +156,7 @@ def place(tmp_path, monkeypatch, trained, committed) -> Path:
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     (tmp_path / "docs").mkdir()
-    (tmp_path / publish.PAGE).write_text(PAGE)
+    (tmp_path / results_page.PAGE).write_text(PAGE)
     monkeypatch.chdir(tmp_path)
     assert main(["publish", "run", "--other-protocol"]) == 0
     shutil.rmtree(run)
@@ -109,16 +182,22 @@ def test_a_row_says_what_ran_and_what_came_out(place, trained):
     assert row["device_minutes"] == pytest.approx(summary["wall_seconds"] / 60, rel=1e-5)
     assert row["steps_per_second"] == pytest.approx(summary["steps_per_second"], rel=1e-5)
     assert row["paper"] is None and row["verdict"] is None
-    assert {text.split()[0] for text in row["deviations"]} == {*ledger.PROTOCOL, "seeds"}
+    outside = ledger.outside_protocol(row)
+    assert {text.split()[0] for text in outside} == {*protocol.PROTOCOL} - {"options"}
+    others = {text for text in row["deviations"] if text not in outside}
+    assert {"num_envs 4 (paper: 128)", "policy_layers 8 (paper: 128 128)"} <= others
     assert settings.from_dict(row["settings"]) == runs.read_config(trained)
 
 
 def test_what_is_kept_is_small_says_nothing_of_the_machine_and_makes_the_same_report(place, trained):
     kept = place / "results" / "probe" / "bandit" / "ippo"
     names = {"config.json", "meta.json", "summary.json", "metrics.jsonl.gz"}
-    assert {path.name for path in kept.iterdir()} == names
+    assert {path.name for path in kept.iterdir()} == names | {"policies"}
+    files = {"policy.json", "weights.safetensors"}
+    assert {path.name for path in kept.glob("policies/*/*")} == files
+    assert {path.name for path in kept.glob("policies/*")} == {"0", "1"}
     assert not {"command", "platform"} & runs.read_meta(kept).keys()
-    assert str(trained.parent) not in "".join(path.read_text() for path in kept.glob("*.json"))
+    assert str(trained.parent) not in "".join(path.read_text() for path in kept.rglob("*.json"))
     assert runs.read_metrics(kept) == runs.read_metrics(trained)
     ours, theirs = (results.read([path]) for path in (place / "results", trained))
     assert list(ours.costs) == list(theirs.costs) and ours.notes == theirs.notes == []
@@ -128,10 +207,10 @@ def test_what_is_kept_is_small_says_nothing_of_the_machine_and_makes_the_same_re
 
 
 def test_the_page_shows_the_row_and_keeps_the_rest(place):
-    text = (place / publish.PAGE).read_text()
+    text = (place / results_page.PAGE).read_text()
     (row,) = ledger.read()
     assert text.startswith("# Results\n") and text.endswith("\n\nThe rest.\n")
-    assert publish.section_of(text) == publish.section([row])
+    assert results_page.section_of(text) == results_page.section([row])
     low, high = row["interval"]
     assert f"| `{ROW}` | {row['mean']:.2f} [{low:.2f}, {high:.2f}] |" in text
     assert f"`{row['command']}`" in text and "is not by the protocol: total_steps 640" in text
@@ -141,9 +220,9 @@ def test_the_page_shows_the_row_and_keeps_the_rest(place):
 def test_whatever_is_changed_by_hand_is_found(place):
     kept, file = place / "results" / "probe" / "bandit" / "ippo", place / "results" / ledger.LEDGER
     assert ledger.mistakes(place / "results") == []
-    page = place / publish.PAGE
+    page = place / results_page.PAGE
     page.write_text(page.read_text().replace("| cpu", "| H200").replace("Rows: 1", "Rows: 2"))
-    assert publish.section_of(page.read_text()) != publish.section(ledger.read())
+    assert results_page.section_of(page.read_text()) != results_page.section(ledger.read())
     whole = file.read_text()
     for name in ("mean", "interval", "seeds", "absolute_return", "device", "config_hash", "steps_per_second"):
         row = json.loads(whole)
@@ -151,7 +230,7 @@ def test_whatever_is_changed_by_hand_is_found(place):
             name, 7.0 if name == "steps_per_second" else "H200"
         )
         file.write_text(json.dumps(row) + "\n")
-        (wrong,) = ledger.mistakes(place / "results")
+        wrong, *_ = ledger.mistakes(place / "results")
         assert wrong.startswith(f"{ROW}: its ") and name in wrong
         assert main(["publish"]) == 2
     file.write_text(whole)
@@ -162,7 +241,9 @@ def test_whatever_is_changed_by_hand_is_found(place):
     assert "its data cannot be used" in ledger.mistakes(place / "results")[0]
     (kept / "summary.json").write_text(summary)
     file.write_text("")
-    assert ledger.mistakes(place / "results") == [f"{kept}: data without a row"]
+    alone, gone = ledger.mistakes(place / "results")
+    assert alone == f"{kept}: data without a row"
+    assert gone.startswith(f"{ROW} ") and gone.endswith("this run was published and its row is gone")
 
 
 def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(place, capsys):
@@ -183,6 +264,74 @@ def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(plac
     assert summary.stat().st_mtime_ns == before
     assert main(["reproduce", ROW, "--quiet", "--seeds", "1"]) == 2
     assert "was begun with seeds=(0, 1), not (1,); choose another --out" in capsys.readouterr().err
+
+
+def test_the_policies_of_a_row_are_those_of_its_run_and_are_measured_again(place, trained, capsys):
+    (row,) = ledger.read()
+    for seed in ("0", "1"):
+        kept = sable.load(place / "results" / row["data"] / "policies" / seed)
+        best = jax.tree.map(np.array_equal, kept.params, sable.load(trained, seed=int(seed)).params)
+        assert kept.seed == int(seed) and all(jax.tree.leaves(best))
+    found = sable.evaluate_row(ROW, episodes=200)
+    assert found.published == dict(zip(row["seeds"], row["absolute_return"], strict=True))
+    exact = sable.evaluate(trained, episodes=2000, seed=5)["return"]
+    assert list(found.returns.values()) == pytest.approx(exact, abs=4 * 0.5 / 200**0.5)
+    assert main(["reproduce", ROW, "--evaluate", "--episodes", "200", "--seeds", "1"]) in (0, 1)
+    said = capsys.readouterr().out
+    assert f"{row['absolute_return'][1]:.6g}" in said and "200 fresh episodes of each policy" in said
+    assert "         0  " not in said
+    better = row | {"absolute_return": [value + 0.5 for value in row["absolute_return"]]}
+    (place / "results" / ledger.LEDGER).write_text(ledger.line(better) + "\n")
+    assert main(["reproduce", ROW, "--evaluate", "--episodes", "200"]) == 1
+    assert "which chance does not explain" in capsys.readouterr().out
+
+
+def test_a_row_without_policies_or_with_damaged_ones_says_so_in_one_line(place, tmp_path, capsys):
+    file, (row,) = place / "results" / ledger.LEDGER, ledger.read()
+    weights = place / "results" / row["data"] / "policies" / "1" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "its policies do not follow" in ledger.mistakes(place / "results")[0]
+    for argv, damage, said in [
+        (["--evaluate"], row, "policies/1/weights.safetensors cannot be read: it is damaged"),
+        (["--evaluate"], row | {"policies": {}}, f"{ROW} keeps no policies"),
+        (["--evaluate", "--seeds", "4"], row, "seeds=4 is none of the seeds"),
+        (["--evaluate", "--episodes", "0"], row, "episodes=0"),
+        (["--evaluate", "--out", "x"], row, "--out goes without --evaluate"),
+        (["--episodes", "3"], row, "--episodes goes with --evaluate"),
+        (["--evaluate"], row | {"row": "a/b:c"}, "no row"),
+    ]:
+        file.write_text(ledger.line(damage) + "\n")
+        assert main(["reproduce", ROW, *argv]) == 2, said
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    file.write_text(ledger.line(row) + "\n")
+    shutil.rmtree(weights.parent)
+    assert main(["reproduce", ROW, "--evaluate"]) == 2
+    assert "they lie beside the ledger" in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_is_published_with_the_policies_exported_where_it_ran(
+    trained, tmp_path, committed, capsys
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    where = ["--other-protocol", "--results", str(tmp_path / "results")]
+    assert main(["publish", str(run), *where]) == 2
+    assert "keeps no policies: it has neither checkpoints nor policies" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+    for seed in ("0", "1"):
+        sable.export(trained, run / "policies" / seed, seed=int(seed))
+    assert main(["publish", str(run), *where]) == 0
+    (row,) = ledger.read(tmp_path / "results")
+    assert set(row["policies"]) == {"0", "1"} and ledger.mistakes(tmp_path / "results") == []
+    capsys.readouterr()
+    about = json.loads((run / "policies" / "1" / "policy.json").read_text())
+    shutil.copytree(run / "policies" / "0", run / "policies" / "1", dirs_exist_ok=True)
+    assert about["seed"] == 1
+    assert main(["publish", str(run), *where, "--name", "other"]) == 2
+    assert "holds seed 0 alone, not 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -261,22 +410,25 @@ def finished(out: Path, config: SystemConfig = SableConfig(), *, absolute: float
 
 
 @pytest.mark.parametrize(
-    ("absolute", "verdict"), [(1.0, "at or above"), (0.996, "at or above"), (0.9, "below")]
+    ("absolute", "verdict", "by_rounding"),
+    [(1.0, "not below", False), (0.996, "not below", True), (0.9, "below", False)],
 )
-def test_a_run_by_the_protocol_is_judged_by_the_papers_figure(tmp_path, committed, absolute, verdict):
+def test_a_run_by_the_protocol_is_judged_by_the_papers_figure(
+    tmp_path, policies, absolute, verdict, by_rounding
+):
     sable.publish(finished(tmp_path, absolute=absolute), results=tmp_path / "results")
     (row,) = ledger.read(tmp_path / "results")
     theirs = paper.figures()["absolute", TASK, "sable"]
     assert row["paper"] == {"mean": theirs.value, "interval": [theirs.low, theirs.high]}
-    assert (row["row"], row["verdict"], row["deviations"]) == (f"{TASK}:sable", verdict, [])
+    assert (row["row"], row["verdict"], row["by_rounding"]) == (f"{TASK}:sable", verdict, by_rounding)
+    assert ledger.outside_protocol(row) == []
     assert row["command"].startswith(f"sable train {TASK} --num-seeds 10")
-    section = publish.section([row])
-    assert (
-        f"1, of which {int(verdict == 'at or above')} at or above" in section and "not by the" not in section
-    )
+    section = results_page.section([row])
+    assert ("| not below, by rounding |" in section) == by_rounding and f"| {verdict}" in section
+    assert "not by the protocol" not in section
 
 
-def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp_path, committed):
+def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp_path, policies):
     folders = (
         finished(tmp_path),
         finished(tmp_path, SableConfig(memory=False)),
@@ -292,11 +444,11 @@ def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp
     odd = finished(tmp_path, task="mabrax/humanoid_9|8")
     (row,), _ = sable.publish(odd, results=tmp_path / "results", name="mine")
     assert row["row"] == "mabrax/humanoid_9-8:mine" and row["task"] == "mabrax/humanoid_9|8"
-    assert "9\\|8" in publish.section([row]) and row["paper"] is not None
+    assert "9\\|8" in results_page.section([row]) and row["paper"] is not None
 
 
 def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
-    tmp_path, committed, capsys, monkeypatch
+    tmp_path, policies, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     good, again = finished(tmp_path), finished(tmp_path)
@@ -329,17 +481,65 @@ def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
         assert {path: path.read_bytes() for path in Path("results").rglob("*") if path.is_file()} == before
 
 
-def test_a_row_gives_way_to_one_of_other_settings(tmp_path, committed):
-    first, second = finished(tmp_path), finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.75)
+def test_a_row_gives_way_to_one_of_other_settings_or_code_and_stays(tmp_path, policies, monkeypatch, capsys):
     place = tmp_path / "results"
+    first, second = finished(tmp_path), finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.75)
     sable.publish(first, results=place)
+    (before,) = ledger.read(place)
     sable.publish(second, results=place, replace=True)
-    (row,) = ledger.read(place)
-    assert row["mean"] == 0.75 and ledger.mistakes(place) == []
-    assert row["settings"]["config"]["learning_rate"] == 1e-3
+    row, old = ledger.read(place)
+    assert row["mean"] == 0.75 and row["settings"]["config"]["learning_rate"] == 1e-3
+    assert old["superseded"] == {"row": row["row"], "reason": "run again with another learning_rate"}
+    changed = {"row": f"{row['row']}.1", "data": f"superseded/{TASK}/sable.1"}
+    assert old == before | changed | {"superseded": old["superseded"]}
+    assert len(list((place / old["data"] / "policies").glob("*/*"))) == 10
+    third = finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.5)
+    meta = runs.read_meta(third)
+    (third / "meta.json").write_text(json.dumps(meta | {"source": "later"}))
+    monkeypatch.setattr(provenance, "commit_of", lambda source: "d" * 40)
+    sable.publish(third, results=place, replace=True, reason="the pool | was another")
+    rows = ledger.read(place)
+    assert [one["mean"] for one in rows] == [0.5, 0.75, 1.0] and ledger.mistakes(place) == []
+    assert [one["row"].rpartition(":")[2] for one in rows] == ["sable", "sable.2", "sable.1"]
+    section = results_page.section(rows)
+    assert "`sable.2` | 0.75 [0.75, 0.75] | the pool \\| was another" in section.replace(f"{TASK}:", "")
+    assert "Rows: 1, of which 1 are" in section and "| absolute metric | 0 | 0 | 0 | 1 |" in section
+    # What gave way once is not published again, and a report leaves it out.
+    assert main(["publish", str(first), "--results", str(place), "--replace"]) == 2
+    assert "every run counts" in capsys.readouterr().err
+    found = results.read([place])
+    assert [one.absolute for one in found.series] == [0.5] * 10 and len(found.notes) == 2
+    # Published as well as superseded: none goes missing unseen.
+    (place / ledger.LEDGER).write_text(ledger.line(rows[0]) + "\n" + ledger.line(rows[2]) + "\n")
+    said = ledger.mistakes(place)
+    assert len(said) == 2 and "data without a row" in said[0] and said[1].startswith(f"{TASK}:sable ")
+    assert "its row is gone" in said[1]
 
 
-def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, monkeypatch):
+def test_an_interrupted_replacement_is_made_whole_by_the_next(tmp_path, policies, monkeypatch):
+    place = tmp_path / "results"
+    first, second = finished(tmp_path), finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.75)
+    sable.publish(first, results=place)
+    (before,) = ledger.read(place)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ledger, "write", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
+        sable.publish(second, results=place, replace=True)
+    sable.publish(second, results=place, replace=True)
+    row, old = ledger.read(place)
+    assert (row["mean"], old["mean"]) == (0.75, before["mean"]) and ledger.mistakes(place) == []
+
+
+def test_rows_are_made_anew_from_their_data(tmp_path, policies):
+    place = tmp_path / "results"
+    (row,), _ = sable.publish(finished(tmp_path), results=place)
+    old = {name: row[name] for name in row if name not in ("summaries", "policies", "by_rounding")}
+    (place / ledger.LEDGER).write_text(json.dumps(old | {"deviations": [], "verdict": "at or above"}) + "\n")
+    assert "sable publish --remake" in ledger.mistakes(place)[0]
+    assert main(["publish", "--remake", "--results", str(place)]) == 0
+    assert ledger.read(place) == [row] and ledger.mistakes(place) == []
+
+
+def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, policies, monkeypatch):
     directory = finished(tmp_path)
     source = provenance.source()
     runs.note_resumption(directory, {**circumstances.describe(), "source": "later"})
@@ -441,7 +641,7 @@ def test_a_row_whose_seeds_agree_is_reproduced_to_the_papers_digits(tmp_path):
     assert math.isclose(found[1].mean, 0.994)
 
 
-def test_reproducing_takes_the_rows_settings_whatever_the_recipe_says_now(tmp_path, committed):
+def test_reproducing_takes_the_rows_settings_whatever_the_recipe_says_now(tmp_path, policies):
     config = dataclasses.replace(SableConfig(), learning_rate=0.5)
     (row,), _ = sable.publish(finished(tmp_path, config), results=tmp_path / "results")
     cell = reproduce.cell(row, tmp_path / "again", [3, 1])

@@ -27,13 +27,13 @@ def test_figures_are_those_printed():
 @pytest.mark.parametrize(
     ("ours", "verdict"),
     [
-        (Estimate(2.0, 1.9, 2.1), "at or above"),
-        (Estimate(0.9, 0.8, 1.0), "at or above"),
-        (Estimate(0.8951, 0.8, 0.99), "at or above"),  # rounds to the lower bound
+        (Estimate(2.0, 1.9, 2.1), "not below"),
+        (Estimate(0.9, 0.8, 1.0), "not below"),
+        (Estimate(0.8951, 0.8, 0.99), "not below"),  # rounds to the lower bound
         (Estimate(0.85, 0.8, 0.95), "overlapping"),
         (Estimate(0.85, 0.8, 0.88), "below"),
         (Estimate(0.85, math.nan, math.nan), "below"),
     ],
 )
-def test_at_or_above_means_not_below_the_papers_interval(ours, verdict):
+def test_a_verdict_is_by_the_papers_interval(ours, verdict):
     assert paper.verdict(ours, Estimate(1.0, 0.9, 1.1)) == verdict

@@ -185,7 +185,7 @@ def test_our_figures_stand_beside_the_papers(page):
     verdicts = page.get_by_role("table", name="Beside the paper", exact=True)
     assert verdicts.locator("tbody tr").count() == 3
     first = page.get_by_role("table", name="rware beside the paper").locator("tbody td").first
-    assert first.get_by_role("img").get_attribute("aria-label") == "at or above"
+    assert first.get_by_role("img").get_attribute("aria-label") == "not below"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

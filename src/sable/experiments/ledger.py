@@ -1,9 +1,12 @@
 """The ledger: a row for every published number, with all it takes to check it and to make it again.
 
 results/ledger.jsonl             one JSON object a line
-results/<suite>/<task>/<name>/   a row's data: config.json, meta.json, summary.json, metrics.jsonl.gz
+results/published.txt            a line for every run that was ever published: none goes missing
+results/<suite>/<task>/<name>/   a row's data: config.json, meta.json, summary.json, metrics.jsonl.gz, and the
+                                 best policy of every seed, policies/<seed>/
+results/superseded/              the same of rows that gave way to others
 
-A row is called <suite>/<task>:<name>, after its data. All of it but `CODE` follows from the data. numpy is
+A row is called <suite>/<task>:<name>, after its data. All of it but `STATED` follows from the data. numpy is
 imported only to make rows, so that reading them stays quick.
 """
 
@@ -21,11 +24,14 @@ from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import protocol, runs
 from sable.files import write_atomically
 from sable.training.logging import number
 
-LEDGER = "ledger.jsonl"
+if tp.TYPE_CHECKING:
+    from sable.experiments.series import Series
+
+LEDGER, PUBLISHED, SUPERSEDED, POLICIES = "ledger.jsonl", "published.txt", "superseded", "policies"
 FIELDS = {
     "row": str,
     "task": str,
@@ -43,12 +49,11 @@ FIELDS = {
     "command": str,
 }
 """What a reader of rows may rely on; `make` has the rest."""
-CODE = ("commit", "earlier_commits", "command")
-"""What is known of the code that ran, and does not follow from the data."""
+STATED = ("commit", "earlier_commits", "command", "superseded")
+"""What does not follow from the data: the code that ran, and of a row that gave way to another, which and
+why."""
 NEUTRAL = ("video", "label")
 """Settings that change nothing about what is learnt."""
-PROTOCOL = ("total_steps", "num_evaluations", "evaluation_episodes", "absolute_episodes")
-NUM_SEEDS = 10
 
 Row = dict[str, tp.Any]
 
@@ -94,6 +99,11 @@ def checked(line: str, where: str) -> Row:
         raise SableError(f"{where} has something in place of a seed")
     if not all(isinstance(text, str) for text in row["deviations"]):
         raise SableError(f"{where} has deviations that are no text")
+    if (gave_way := row.get("superseded")) is not None and (
+        not isinstance(gave_way, dict)
+        or not all(isinstance(gave_way.get(name), str) for name in ("row", "reason"))
+    ):
+        raise SableError(f"{where} does not say which row superseded it, and why")
     return row
 
 
@@ -120,14 +130,17 @@ def name_of(run: RunConfig, name: str) -> str:
     return f"{runs.safe(suite)}/{runs.safe(task)}:{name}"
 
 
-def folder(results: Path, row: str) -> Path:
+def folder(results: Path, row: Row) -> Path:
     """Where a row's data lies."""
-    return results.joinpath(*row.replace(":", "/").split("/"))
+    return results / _data(row["row"], row.get("superseded"))
 
 
-def make(directory: Path, row: str) -> Row:
-    """The row that a finished run, or what was kept of it, gives; all but `CODE`."""
-    from sable.experiments.analysis import MAIN
+def _data(name: str, superseded: tp.Any) -> str:
+    return (f"{SUPERSEDED}/" if superseded else "") + name.replace(":", "/")
+
+
+def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
+    """The row that a finished run, or what was kept of it, gives; all but `STATED`."""
     from sable.experiments.results import read_run, variant
 
     run, config = runs.read_config(directory)
@@ -138,55 +151,74 @@ def make(directory: Path, row: str) -> Row:
             raise SableError(f"{directory}: seed {one.seed}: {problem}")
     if not series:
         raise SableError(f"{directory} is no run whose seeds share their settings")
-    absolute = [one.absolute for one in series]
     circumstances = [meta, *meta.get("resumed", [])]
-    deviations = _deviations(run)
+    elsewhere = protocol.of_protocol(run)
     return {
         "row": row,
         "task": run.task,
         "system": run.label or variant(run.system, config),
-        "data": row.replace(":", "/"),
+        "data": _data(row, superseded),
         "sources": list(dict.fromkeys(one.get("source") for one in circumstances)),
         "config_hash": config_hash(data := runs.read_object(directory / "config.json")),
         "device": ", ".join(dict.fromkeys(str(_within(one, "device", "kind")) for one in circumstances)),
         "jax": ", ".join(dict.fromkeys(str(_within(one, "versions", "jax")) for one in circumstances)),
         "date": str(meta.get("finished"))[:10],
         "seeds": list(run.seeds),
-        "absolute_return": absolute,
+        "absolute_return": [one.absolute for one in series],
         "halted_seeds": summary.get("halted_seeds"),
-        **_judged(run, config, absolute, MAIN, judge=not deviations),
-        "deviations": deviations,
+        **_judged(run, config, series, judge=not elsewhere),
+        "deviations": elsewhere + protocol.of_settings(run, vars(config)),
+        "policies": policies(directory),
         "steps_per_second": _rounded(number(summary.get("steps_per_second"))),
-        "device_minutes": _rounded(number(summary.get("wall_seconds")) / 60),
+        "device_minutes": _rounded(number(summary.get("wall_seconds")) / 60 * _num_devices(run, meta)),
         "settings": data,
     }
 
 
-def _judged(run: RunConfig, config: SystemConfig, absolute: list[float], summary: str, judge: bool) -> Row:
-    """The mean with its interval, as a report has them, and the paper's beside them; a verdict only where the
-    paper's protocol was followed."""
+def policies(directory: Path) -> dict[str, str]:
+    """The seeds whose best policy is kept beside a row's data, each with the SHA-256 sum of its weights."""
+    try:
+        return {
+            weights.parent.name: hashlib.sha256(weights.read_bytes()).hexdigest()
+            for weights in sorted((directory / POLICIES).glob("*/*.safetensors"))
+        }
+    except OSError as error:
+        raise SableError(f"{directory / POLICIES} cannot be read: {error.strerror or error}") from None
+
+
+def _num_devices(run: RunConfig, meta: tp.Mapping[str, tp.Any]) -> int:
+    count = _within(meta, "device", "count")
+    return run.devices or (count if isinstance(count, int) else 1)
+
+
+def _judged(run: RunConfig, config: SystemConfig, series: "Sequence[Series]", judge: bool) -> Row:
+    """The absolute metric's mean with its interval, the paper's, and the verdict where the paper's protocol
+    was followed; and the same of all five summaries."""
     from sable.experiments import paper, stats, variants
     from sable.experiments.results import variant
 
-    ours = stats.estimate({run.task: absolute}, stats.mean)
     family = variants.named([variant(run.system, config)])[0].family
-    theirs = paper.figures().get((summary, run.task, family))
-    return {
-        "mean": _rounded(ours.value),
-        "interval": [_rounded(ours.low), _rounded(ours.high)] if math.isfinite(ours.low) else None,
-        "paper": {"mean": theirs.value, "interval": [theirs.low, theirs.high]} if theirs else None,
-        "verdict": paper.verdict(ours, theirs) if theirs and judge else None,
-    }
+    each = [stats.summaries(one.returns, one.absolute) for one in series]
+
+    def summary(name: str) -> Row:
+        ours = stats.estimate({run.task: [one[name] for one in each]}, stats.mean)
+        theirs = paper.figures().get((name, run.task, family))
+        judged = theirs if judge else None
+        return {
+            "mean": _rounded(ours.value),
+            "interval": [_rounded(ours.low), _rounded(ours.high)] if math.isfinite(ours.low) else None,
+            "paper": {"mean": theirs.value, "interval": [theirs.low, theirs.high]} if theirs else None,
+            "verdict": paper.verdict(ours, judged) if judged else None,
+            "by_rounding": bool(judged and paper.by_rounding(ours, judged)),
+        }
+
+    found = {name: summary(name) for name in stats.SUMMARIES}
+    return found["absolute"] | {"summaries": found}
 
 
-def _deviations(run: RunConfig) -> list[str]:
-    """Where a run is not by the paper's protocol. Its seeds are those that everybody would take."""
-    found = [
-        f"{name} {value}" for name in PROTOCOL if (value := getattr(run, name)) != getattr(RunConfig, name)
-    ]
-    found += [f"options {' '.join(run.options)}"] if run.options else []
-    usual = run.seeds == tuple(range(NUM_SEEDS))
-    return found if usual else [*found, f"seeds {' '.join(map(str, run.seeds))}"]
+def outside_protocol(row: Row) -> list[str]:
+    """Those deviations of a row for which it has no verdict."""
+    return [text for text in row["deviations"] if text.partition(" ")[0] in protocol.PROTOCOL]
 
 
 def config_hash(data: tp.Mapping[str, tp.Any]) -> str:
@@ -224,24 +256,55 @@ def mistakes(results: Path) -> list[str]:
     found, rows = [], read(results)
     for row in rows:
         try:
-            made = make(folder(results, row["row"]), row["row"])
+            made = make(folder(results, row), row["row"], row.get("superseded"))
         except SableError as error:
             found.append(f"{row['row']}: its data cannot be used: {error}")
             continue
-        stated = {name: value for name, value in row.items() if name not in CODE}
-        wrong = sorted(name for name in stated.keys() | made.keys() if stated.get(name) != made.get(name))
+        derived = {name: value for name, value in row.items() if name not in STATED}
+        wrong = sorted(name for name in derived.keys() | made.keys() if derived.get(name) != made.get(name))
         if wrong:
-            found.append(f"{row['row']}: its {', '.join(wrong)} do not follow from its data")
+            found.append(
+                f"{row['row']}: its {', '.join(wrong)} do not follow from its data (sable publish --remake "
+                "makes rows anew)"
+            )
         if not isinstance(row.get("commit"), str):
             found.append(f"{row['row']}: it names no commit")
-    known = {folder(results, row["row"]) for row in rows}
+    known = {folder(results, row) for row in rows}
     kept = (path.parent for path in sorted(results.rglob("config.json")))
-    return found + [f"{path}: data without a row" for path in kept if path not in known]
+    found += [f"{path}: data without a row" for path in kept if path not in known]
+    there = set(map(identity, rows))
+    gone = (run for run in published(results) if run not in there)
+    return found + [f"{run}: this run was published and its row is gone" for run in gone]
+
+
+def remake(results: Path) -> None:
+    """Make every row anew from its data, by how rows are made and judged now."""
+    rows = read(results)
+    made = [make(folder(results, row), row["row"], row.get("superseded")) for row in rows]
+    stated = ({name: row[name] for name in STATED if name in row} for row in rows)
+    write(results, [new | old for new, old in zip(made, stated, strict=True)])
+
+
+def identity(row: Row) -> str:
+    """Which run a row is of: what it was published as, the hash of its settings, its code."""
+    name = (row.get("superseded") or row)["row"]
+    return f"{name} {row.get('config_hash')} {','.join(map(str, row.get('sources', ())))}"
+
+
+def published(results: Path) -> list[str]:
+    """The runs that were ever published, by their `identity`."""
+    place = results / PUBLISHED
+    try:
+        return place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
+    except (OSError, ValueError) as error:
+        raise SableError(f"{place} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def write(results: Path, rows: Sequence[Row]) -> None:
     """Make these the ledger's rows, whole or not at all."""
     write_atomically(results / LEDGER, "".join(line(row) + "\n" for row in rows).encode())
+    every = dict.fromkeys([*published(results), *map(identity, rows)])
+    write_atomically(results / PUBLISHED, "".join(f"{run}\n" for run in every).encode())
 
 
 def line(row: Row) -> str:

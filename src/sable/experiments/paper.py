@@ -13,7 +13,7 @@ from sable.experiments.stats import Estimate
 DIGITS = 2
 """Decimals the paper prints."""
 
-Verdict = tp.Literal["at or above", "overlapping", "below"]
+Verdict = tp.Literal["not below", "overlapping", "below"]
 
 
 @functools.cache
@@ -29,8 +29,13 @@ def figures() -> dict[tuple[str, str, str], Estimate]:
 
 
 def verdict(ours: Estimate, paper: Estimate) -> Verdict:
-    """`at or above`: our value, rounded as the paper's, is not below its interval; `overlapping`: it is, but
+    """`not below`: our value, rounded as the paper's, is not below its interval; `overlapping`: it is, but
     the intervals share something; else, or without an interval of ours, `below`."""
     if round(ours.value, DIGITS) >= paper.low:
-        return "at or above"
+        return "not below"
     return "overlapping" if round(ours.high, DIGITS) >= paper.low else "below"
+
+
+def by_rounding(ours: Estimate, paper: Estimate) -> bool:
+    """Return whether our value is `not below` the paper's interval only because it is rounded."""
+    return ours.value < paper.low <= round(ours.value, DIGITS)

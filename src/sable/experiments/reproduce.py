@@ -1,4 +1,4 @@
-"""A row of the ledger run again, and set beside what the row says."""
+"""A row of the ledger run again, or its policies measured again, and set beside what the row says."""
 
 import dataclasses
 import typing as tp
@@ -7,10 +7,12 @@ from pathlib import Path
 
 from sable import settings
 from sable.errors import SableError
-from sable.experiments import benchmark
+from sable.experiments import benchmark, ledger
 from sable.experiments.ledger import Row
 
 if tp.TYPE_CHECKING:
+    import numpy as np
+
     from sable.training.loop import Result
 
 
@@ -38,20 +40,80 @@ class Reproduction(tp.NamedTuple):
         return [seed for seed, value in self.absolute.items() if value == self.published[seed]]
 
 
+class Measurement(tp.NamedTuple):
+    """Fresh episodes of the policies that a row keeps."""
+
+    episodes: int
+    returns: dict[int, float]
+    """the mean return of every seed's policy"""
+    published: dict[int, float]
+    """the row's absolute returns, of the same policies"""
+    difference: float
+    """of the means over seeds, fresh less published"""
+    interval: tuple[float, float]
+    """where 95 % of such differences lie, by chance of episodes alone, around this one"""
+
+    @property
+    def within(self) -> bool:
+        """Whether chance explains the difference, to the paper's digits."""
+        from sable.experiments import paper
+
+        low, high = (round(x, paper.DIGITS) for x in self.interval)
+        return low <= 0 <= high
+
+
 def cell(row: Row, out: Path, seeds: Sequence[int] | None) -> benchmark.Cell:
     """The run that reproduces a row: its settings, and its seeds or some of them; refused where its folder
     holds something else."""
     run, config = settings.from_dict(row["settings"])
-    given = run.seeds if seeds is None else tuple(seeds)
-    if strange := [seed for seed in given if seed not in run.seeds]:
-        known = " ".join(map(str, run.seeds))
-        raise SableError(f"seeds={strange[0]!r} is none of the seeds of {row['row']}: {known}")
-    if not given or len(set(given)) < len(given):
-        raise SableError(f"seeds={list(given)}: expected some of the row's, none twice")
+    given = chosen(row, seeds)
     run = dataclasses.replace(run, seeds=given, video=False)
     again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], run, config)
     benchmark.check(again)
     return again
+
+
+def chosen(row: Row, seeds: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the row's seeds, or those of them that were named."""
+    known = tuple(row["seeds"])
+    given = known if seeds is None else tuple(seeds)
+    if strange := [seed for seed in given if seed not in known]:
+        listed = " ".join(map(str, known))
+        raise SableError(f"seeds={strange[0]!r} is none of the seeds of {row['row']}: {listed}")
+    if not given or len(set(given)) < len(given):
+        raise SableError(f"seeds={list(given)}: expected some of the row's, none twice")
+    return given
+
+
+def policies(row: Row, results: Path, seeds: Sequence[int] | None) -> dict[int, Path]:
+    """Return the folders of the policies that a row keeps; refused in one line where it keeps none."""
+    place = ledger.folder(results, row) / ledger.POLICIES
+    found = {seed: place / str(seed) for seed in chosen(row, seeds)}
+    if not row.get("policies"):
+        raise SableError(
+            f"{row['row']} keeps no policies, as rows of before 18 November 2026: train it again, with "
+            f"sable reproduce {row['row']}"
+        )
+    if missing := next((folder for folder in found.values() if not folder.is_dir()), None):
+        raise SableError(
+            f"the policies of {row['row']} are not here, at {missing}: they lie beside the ledger; run this "
+            "in a checkout of the repository, or name its folder with --results"
+        )
+    return found
+
+
+def measured(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measurement:
+    """Return what the returns [seeds, episodes] of a row's policies say of its absolute returns."""
+    before = settings.from_dict(row["settings"])[0].absolute_episodes
+    published = dict(zip(row["seeds"], row["absolute_return"], strict=True))
+    published = {seed: published[seed] for seed in seeds}
+    count, episodes = returns.shape
+    difference = float(returns.mean()) - sum(published.values()) / count
+    # Both means are over episodes of the same policies, of which only the new ones' spread is known.
+    variance = float(returns.var(axis=1).sum()) / count**2 * (1 / max(episodes - 1, 1) + 1 / before)
+    half = 1.96 * variance**0.5
+    means = dict(zip(seeds, returns.mean(axis=1).tolist(), strict=True))
+    return Measurement(episodes, means, published, difference, (difference - half, difference + half))
 
 
 def reproduce(row: Row, again: benchmark.Cell, train: Callable[[Path], "Result"]) -> Reproduction:
@@ -85,10 +147,7 @@ def in_words(row: Row, found: Reproduction) -> str:
     """What came of it, in a few lines."""
     count, same, published = len(found.absolute), len(found.identical), found.published
     apart = max(abs(value - published[seed]) for seed, value in found.absolute.items())
-    lines = [("seed", "published", "now")]
-    lines += [(seed, f"{published[seed]:.6g}", f"{now:.6g}") for seed, now in found.absolute.items()]
-    lines += [("mean", f"{sum(published.values()) / count:.6g}", f"{found.mean:.6g}")]
-    table = "\n".join(f"{name:>10}  {before:>12}  {now:>12}" for name, before, now in lines)
+    table = _table(published, found.absolute)
     seeds = f"{same} of {count} seeds' returns are identical to the last bit"
     seeds += f", the others up to {apart:.3g} apart" if same < count else ""
     low, high = found.interval
@@ -97,3 +156,22 @@ def in_words(row: Row, found: Reproduction) -> str:
         what = f"where the mean of {count} of the row's {len(row['seeds'])} seeds lies 95 % of the time"
     where = "within" if found.within else "outside"
     return f"{table}\n{seeds}\nthe mean lies {where} [{low:.6g}, {high:.6g}], {what}"
+
+
+def measurement_in_words(found: Measurement) -> str:
+    """Return what came of measuring a row's policies, in a few lines."""
+    low, high = found.interval
+    chance = "explains" if found.within else "does not explain"
+    return (
+        f"{_table(found.published, found.returns)}\n{found.episodes} fresh episodes of each policy: the mean "
+        f"differs by {found.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
+    )
+
+
+def _table(published: dict[int, float], now: dict[int, float]) -> str:
+    """Return the returns of every seed side by side, and their means."""
+    count = len(now)
+    lines = [("seed", "published", "now")]
+    lines += [(str(seed), f"{published[seed]:.6g}", f"{value:.6g}") for seed, value in now.items()]
+    lines += [("mean", f"{sum(published.values()) / count:.6g}", f"{sum(now.values()) / count:.6g}")]
+    return "\n".join(f"{name:>10}  {before:>12}  {after:>12}" for name, before, after in lines)

@@ -11,6 +11,7 @@ import numpy as np
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
 from sable.experiments import marl_eval, runs
+from sable.experiments.ledger import SUPERSEDED
 from sable.experiments.series import Series
 from sable.training.logging import number
 
@@ -42,7 +43,10 @@ def read(paths: Iterable[str | Path]) -> Results:
     found: dict[tuple[str, str, str], Series] = {}
     notes: list[str] = []
     costs: list[Cost] = []
-    for place in (place for path in paths for place in _places(Path(path))):
+    for top, place in ((Path(path), place) for path in paths for place in _places(Path(path))):
+        if SUPERSEDED in place.relative_to(top).parts:
+            notes.append(f"{place}: left out: its row gave way to another")
+            continue
         try:
             series, said = (marl_eval.read(place), []) if place.is_file() else read_run(place)
         except SableError as error:

@@ -160,8 +160,8 @@ def beside(analysis: Analysis, suite: Suite) -> list[Table]:
 
 
 def verdicts(analysis: Analysis) -> list[Table]:
-    """For each summary, how many tasks of each system are at or above the paper, overlapping, below."""
-    kinds = ("at or above", "overlapping", "below")
+    """For each summary, how many tasks of each system are not below the paper, overlapping, below."""
+    kinds = ("not below", "overlapping", "below")
 
     def row(summary: str, system: str) -> list[str]:
         own = [one.verdict for one in analysis.paper if (one.summary, one.system) == (summary, system)]

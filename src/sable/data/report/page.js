@@ -13,7 +13,7 @@ const LONG = {
   absolute: "absolute",
   iqm: "IQM over training",
 };
-const VERDICTS = { "at or above": ["good", "▲"], overlapping: ["even", "●"], below: ["poor", "▼"] };
+const VERDICTS = { "not below": ["good", "▲"], overlapping: ["even", "●"], below: ["poor", "▼"] };
 const plural = (count, word) => `${format(count, 0)} ${word}${count === 1 ? "" : "s"}`;
 const tail = (task) => task.slice(task.indexOf("/") + 1);
 

@@ -117,7 +117,7 @@ function beside() {
     make(
       "p",
       { class: "small" },
-      "At or above: our mean, rounded as the paper's, is not below its 95 % interval. Overlapping: it is, " +
+      "Not below: our mean, rounded as the paper's, is not below its 95 % interval. Overlapping: it is, " +
         "but the intervals share something. Tables by task stand with each suite.",
     ),
     make("p", {}, summaryChoice()),
