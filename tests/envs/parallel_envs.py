@@ -1,8 +1,10 @@
 """PettingZoo parallel environments for tests; imported by worker processes too."""
 
+import ctypes
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -47,6 +49,10 @@ class Delayed:
     def fail(self):
         if self.how == "raise":
             raise ValueError("the motor\nis stuck")
+        if self.how == "hang":
+            time.sleep(600)
+        if self.how == "hang-deaf":  # no other thread of Python's gets to run, and no handler of signals
+            ctypes.PyDLL(None).sleep(600)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -18,6 +18,7 @@ from sable.quiet import silenced
 pytest.importorskip("gymnasium")
 pytest.importorskip("pettingzoo")
 
+from sable.envs.hosted import EnvFailed
 from sable.envs.pettingzoo import Team
 
 HERE = Path(__file__).parent
@@ -229,6 +230,48 @@ def test_what_an_environment_prints_is_on_stderr_or_where_it_is_to_be_quiet_nowh
         assert err == "" if quiet else "chatter on stdout" in err and "chatter while made" in err
 
 
+@pytest.mark.parametrize("how", ["hang", "hang-deaf"])
+def test_an_environment_that_hangs_is_one_line_and_ends_all(make, how):
+    env = make("delayed", fails_at=2, how=how, workers=2, env_timeout=500)
+    env.reset("one", np.arange(4))
+    env.step("one", np.zeros((4, 2), np.int32))
+    assert env._timeout == 500
+    env._timeout = 1.0  # only now: to start a process takes longer on a busy machine
+    pids, began = [worker.process.pid for worker in env._workers], time.monotonic()
+    with pytest.raises(EnvFailed) as failure:
+        env.step("one", np.zeros((4, 2), np.int32))
+    assert time.monotonic() - began < 10 and not alive(pids)
+    text = "pettingzoo:parallel_envs:delayed: the environment failed in worker process 0: "
+    assert str(failure.value) == text + "no answer within 1 seconds (--env-timeout)"
+
+
+def test_an_environment_that_hangs_is_waited_for_only_while_somebody_wants_to(make):
+    env = make("delayed", fails_at=1, how="hang", workers=1)
+    env.reset("one", np.arange(1))
+    looks = iter([False, False, True])
+    with (
+        env.abandoned_when(lambda: next(looks)),
+        pytest.raises(EnvFailed, match="no answer yet when interrupted"),
+    ):
+        env.step("one", np.zeros((1, 2), np.int32))
+    assert next(looks, None) is None
+
+
+@pytest.mark.parametrize("given", [0, -1, "soon", True, float("nan")])
+def test_a_time_out_that_is_none_is_refused(make, given):
+    with pytest.raises(SableError, match=r"env_timeout=.*: expected a number of seconds above 0"):
+        make("delayed", env_timeout=given)
+
+
+def test_a_worker_leaves_signals_to_its_parent(make):
+    """A scheduler or a terminal sends them to every process of a job."""
+    env = make("delayed", workers=1)
+    env.reset("one", np.arange(2))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(env._workers[0].process.pid, number)
+        assert not env.step("one", np.zeros((2, 2), np.int32)).reward.any()
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [("no_legal", "agent 'a' has no legal action at step 0"), ("stranger", "agent 'zoe' is not among")],
@@ -241,11 +284,12 @@ def test_masks_without_a_legal_action_and_unknown_agents_are_refused(make, facto
 
 
 SCRIPT = """
-import signal
+import signal, sys
 import numpy as np
 from sable import envs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests run in the background ignore it
-env = envs.make("pettingzoo:parallel_envs:delayed", workers=2)
+how = sys.argv[1]
+env = envs.make("pettingzoo:parallel_envs:delayed", workers=2, fails_at=None if how == "work" else 1, how=how)
 env.reset("one", np.arange(4))
 print(*(worker.process.pid for worker in env._workers), flush=True)
 while True:
@@ -253,14 +297,22 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_process_that_started_them(number):
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGKILL, "work"), (signal.SIGINT, "work"), (signal.SIGKILL, "hang-deaf")]
+)
+def test_workers_end_with_the_process_that_started_them(number, how):
+    if how == "hang-deaf" and sys.platform != "linux":
+        pytest.skip("only Linux's kernel ends a process that hears nothing")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        [sys.executable, "-c", SCRIPT, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
     ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         try:
+            time.sleep(0.2)  # one that hangs does so by now
             assert len(alive(pids)) == 2
             parent.send_signal(number)
             parent.wait(20)

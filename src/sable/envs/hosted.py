@@ -7,9 +7,13 @@ batch. Workers end with this object or with this process, however that ends.
 import contextlib
 import dataclasses
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import typing as tp
 import weakref
 from collections.abc import Mapping
@@ -26,8 +30,16 @@ from sable.quiet import is_silenced
 from sable.types import EnvSpec, Observation, TimeStep
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_PATIENCE = 5.0
-"""Seconds for a worker to end by itself."""
+_PATIENCE = 2.0
+"""Seconds for workers to end by themselves."""
+_GLANCE = 0.2
+"""Seconds between two looks at whether to go on waiting."""
+TIMEOUT = 600.0
+"""Seconds that a worker may take for an answer, where no other number is given."""
+
+
+class EnvFailed(SableError):
+    """An environment raised an error, died, or does not answer."""
 
 
 class HostedEnv:
@@ -40,6 +52,8 @@ class HostedEnv:
 
     def __init__(self, task: str, module: str, attribute: str, arguments: Mapping[str, tp.Any]):
         given = dict(arguments)
+        self._timeout = _seconds(task, given.pop("env_timeout", TIMEOUT))
+        self._give_up = _never
         self.task, self.num_workers = task, given.pop("workers", None) or len(os.sched_getaffinity(0))
         if type(self.num_workers) is not int or self.num_workers < 1:
             raise SableError(
@@ -70,6 +84,15 @@ class HostedEnv:
         self._refuse_closed()
         parts = np.split(action, np.cumsum(self._shares[batch])[:-1])
         return self._together([("step", batch, part, restart) for part in parts])
+
+    @contextlib.contextmanager
+    def abandoned_when(self, condition: tp.Callable[[], bool]) -> tp.Iterator[None]:
+        """Do not wait for an answer where the condition holds, which is asked while there is none."""
+        self._give_up = condition
+        try:
+            yield
+        finally:
+            self._give_up = _never
 
     @property
     def stand_in(self) -> "StandIn":
@@ -111,19 +134,17 @@ class HostedEnv:
             self._workers.append(Worker(self._recipe))
 
     def _receive(self, index: int) -> tp.Any:
-        """What a worker answers; its error, or its death, ends all of them and is raised in one line."""
+        """What a worker answers; its error, its death or its silence ends all of them and is raised in one
+        line."""
         worker = self._workers[index]
-        try:
-            while (said := worker.connection.recv())[0] == "note":
-                self._note(said[1])
-            kind, answer = said
-        except (EOFError, OSError):
-            kind, answer = "failed", worker.fate()
+        while (said := worker.receive(self._timeout, self._give_up))[0] == "note":
+            self._note(said[1])
+        kind, answer = said
         if kind == "done":
             return answer
         self.close()
         where = f"the environment failed in worker process {index}: " if kind == "failed" else ""
-        raise SableError(f"{self.task}: {where}{answer}")
+        raise EnvFailed(f"{self.task}: {where}{answer}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +178,14 @@ class Worker:
     def __init__(self, recipe: tuple):
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
-        fd = theirs.fileno()
+        self._ready = select.poll()
+        self._ready.register(self.connection.fileno(), select.POLLIN)
+        fd, main = theirs.fileno(), threading.current_thread() is threading.main_thread()
+        program = "from sable.parent import leave_signals_to; "
+        program += f"leave_signals_to({os.getpid()}, by_kernel={main}); "
+        program += f"from sable.envs.worker import main; main({fd})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from sable.envs.worker import main; main({fd})"],
+            [sys.executable, "-c", program],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             # What an environment prints is no output of ours.
@@ -175,8 +201,23 @@ class Worker:
         self.send(recipe)
 
     def send(self, request: tp.Any) -> None:
+        self._sent = time.monotonic()
         with contextlib.suppress(OSError):  # it is dead; receiving from it tells why
             self.connection.send(request)
+
+    def receive(self, timeout: float, give_up: tp.Callable[[], bool]) -> tuple[str, tp.Any]:
+        """("done", its answer), or what is wrong: ("wrong", ..) with the environment as it was asked for,
+        ("failed", ..) while it worked."""
+        try:
+            while not self._ready.poll(_GLANCE * 1000):
+                late = time.monotonic() > self._sent + timeout
+                if late or give_up():
+                    self.kill()
+                    why = f"within {timeout:g} seconds (--env-timeout)" if late else "yet when interrupted"
+                    return "failed", f"no answer {why}"
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return "failed", self.fate()
 
     def fate(self) -> str:
         """How it ended, in words."""
@@ -186,21 +227,34 @@ class Worker:
             return "the process no longer answers"
         return f"the process died ({ending(code)})"
 
-    def end(self) -> None:
-        self.connection.close()
-        self.process.terminate()
+    def kill(self) -> None:
+        """End it by force, with what it started."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def _end_all(workers: list[Worker]) -> None:
+    """End all workers: by themselves, since nobody is at the other end, or by force, with what they
+    started."""
     for worker in workers:
-        worker.end()
+        worker.connection.close()
+    deadline = time.monotonic() + _PATIENCE
     for worker in workers:
         try:
-            worker.process.wait(_PATIENCE)
+            worker.process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+            worker.kill()
     workers.clear()
+
+
+def _never() -> bool:
+    return False
+
+
+def _seconds(task: str, given: tp.Any) -> float:
+    if type(given) not in (int, float) or not given > 0:
+        raise SableError(f"{task}: env_timeout={given!r}: expected a number of seconds above 0")
+    return float(given)
 
 
 def _timestep(arrays: Arrays) -> TimeStep:

@@ -1,13 +1,11 @@
 """A process that steps some of a run's Python environments (`hosted` starts it).
 
-It is told what to do over a socket and ends when nobody is at its other end. Imports no jax.
+It is told what to do over a socket and ends when nobody is at its other end, or with its parent
+(`sable.parent`), even inside a step that never returns. Imports no jax.
 """
 
 import dataclasses
-import os
 import sys
-import threading
-import time
 import typing as tp
 import warnings
 from multiprocessing.connection import Connection
@@ -95,7 +93,6 @@ def _stacked(seen: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def main(fd: int) -> None:
     """Serve whoever holds the other end, until it is closed."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     warnings.simplefilter("ignore")  # of environments, at every start of every worker
     with Connection(fd) as connection:
         try:
@@ -131,10 +128,3 @@ def serve(connection: Connection) -> None:
         group = groups.setdefault(name, Group(make))
         answer = group.reset(*rest) if command == "reset" else group.step(*rest)
         connection.send(("done", answer))
-
-
-def _watch(parent: int) -> None:
-    """End with the process that started this one, even inside a step that never returns."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
