@@ -24,7 +24,18 @@ def trained(monkeypatch, tmp_path):
     """The calls that reach the training loop; the loop and the making of environments are replaced."""
     calls = []
 
-    def train(env, system, run, config, directory, *, resume=False, quiet=False, circumstances=None):
+    def train(
+        env,
+        system,
+        run,
+        config,
+        directory,
+        *,
+        resume=False,
+        quiet=False,
+        circumstances=None,
+        interrupted=None,
+    ):
         calls.append(types.SimpleNamespace(**locals()))
         summary = {name: [1.0 for _ in run.seeds] for name in ("final_return", "absolute_return")}
         return types.SimpleNamespace(directory=directory, summary=summary, interrupted=None)
@@ -219,6 +230,42 @@ def test_an_interrupted_run_says_how_to_go_on(number, trained, monkeypatch, tmp_
     monkeypatch.setattr(sable, "train", lambda *args, **fields: result)
     assert cli.main(["train"]) == 128 + number
     assert f"sable train --resume {tmp_path / 'run'}" in capsys.readouterr().err
+
+
+def test_a_job_started_again_resumes_the_run_of_its_name(trained, tmp_path, capsys):
+    argv = ["train", "rware/tiny-4ag", "--name", "job", "--out", str(tmp_path), "--requeue", "--quiet"]
+    assert cli.main(argv) == 0 and not trained[0].resume
+    directory = trained[0].directory
+    (directory / "summary.json").unlink()
+    assert cli.main(argv) == 0 and trained[1].resume and trained[1].directory == directory
+    (directory / "summary.json").unlink()
+    assert "begun with num_envs=" in refusal(capsys, *argv, "--num-envs", "64")
+    assert "give it one (--name)" in refusal(capsys, "train", "rware/tiny-4ag", "--requeue")
+    (directory / "summary.json").write_text('{"absolute_return": [0.25]}')
+    assert cli.main([word for word in argv if word != "--quiet"]) == 0 and len(trained) == 2
+    assert "0.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_that_will_be_started_again_exits_with_a_code_of_its_own(
+    number, trained, monkeypatch, tmp_path, capsys
+):
+    result = types.SimpleNamespace(directory=tmp_path / "run", summary={}, interrupted=int(number))
+    monkeypatch.setattr(sable, "train", lambda *args, **fields: result)
+    assert cli.main(["train", "--requeue", "--name", "job"]) == 75
+    assert f"sable train --resume {tmp_path / 'run'}" in capsys.readouterr().err
+    assert cli.main(["train", "--name", "job"]) == 128 + number
+
+
+def test_help_says_the_exit_code_of_a_job_that_is_started_again(capsys):
+    for command in ("train", "benchmark"):
+        assert cli.main([command, "--help"]) == 0
+        assert "exit with code 75" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_time_out_is_for_python_environments(tmp_path, capsys):
+    said = refusal(capsys, "train", "probe/bandit", "--env-timeout", "3", "--out", str(tmp_path))
+    assert "env_timeout" in said and "Python environment" in said and not list(tmp_path.iterdir())
 
 
 def test_an_environment_of_ones_own_is_trained_and_resumed_under_its_class_name(trained, capsys):

@@ -60,6 +60,8 @@ def train(
     recipe: str | Path | None = None,
     resume: str | Path | None = None,
     strict: bool = False,
+    requeue: bool = False,
+    env_timeout: float | None = None,
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Result":
@@ -71,13 +73,17 @@ def train(
     tuning writes one, and that over the built-in recipes. `resume` goes on with a run as it was configured:
     nothing but your environment may come with it, and the number of `devices` to go on with. Where another
     jax, device, number of devices, thread pool or source than before says that it will not be bit-exact, a
-    `strict` one is refused.
+    `strict` one is refused. `requeue` is for jobs that are started again: it resumes the run called
+    `name` if that was begun, and returns what came of it if it has finished. A Python environment, by its
+    name, that takes longer than `env_timeout` seconds (600 unless given) for an answer ends the run.
     """
     from sable.errors import SableError
     from sable.experiments import runs
     from sable.training import processes
 
     env = None if task is None or isinstance(task, str) else task
+    how: dict[str, tp.Any] = {"quiet": quiet, "strict": strict, "requeue": requeue}
+    how |= {"env_timeout": env_timeout}
     if resume is not None:
         given = {"task": env is None and task, "system": system != "sable", "seeds": seeds is not None}
         given |= {"num_seeds": num_seeds is not None, "out": str(out) != "runs", "name": name is not None}
@@ -88,15 +94,20 @@ def train(
         run, config = runs.read_config(directory)
         runs.refuse_batch(directory)
         run = _on_devices(run, config, fields["devices"]) if fields else run
-        claim_directory = partial(runs.claim, directory)
-        return running.train(run, config, env, claim_directory, resume=True, quiet=quiet, strict=strict)
-    if strict:
+        return running.train(run, config, env, partial(runs.claim, directory), resume=True, **how)
+    if strict and not requeue:
         raise SableError("strict=True is for a run to go on with: give it with resume")
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    if requeue and (begun := _begun(Path(out), run, config, name)) is not None:
+        from sable.training.loop import Result
+
+        if begun.finished:
+            return Result(begun.directory, runs.read_summary(begun.directory))
+        return running.train(run, config, env, partial(runs.claim, begun.directory), resume=True, **how)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     claim_directory = partial(runs.claim_new, Path(out), run, config, name)
-    return running.train(run, config, env, claim_directory, resume=False, quiet=quiet)
+    return running.train(run, config, env, claim_directory, resume=False, **how)
 
 
 def configure(
@@ -476,6 +487,18 @@ def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "R
 
     data = settings.to_dict(run, config)
     return settings.resolve(data["run"] | {"devices": devices}, data["config"])[0]
+
+
+def _begun(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None) -> "Cell | None":
+    """The run of that name, if it was begun; refused where it was with other settings."""
+    from sable.errors import SableError
+    from sable.experiments import benchmark
+
+    if name is None:
+        raise SableError("requeue finds a run by its name: give it one (--name)")
+    cell = benchmark.Cell(out.expanduser(), name, run, config)
+    benchmark.check(cell)
+    return cell if (cell.directory / "config.json").is_file() else None
 
 
 def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:

@@ -1,10 +1,12 @@
 """The command line: what each command takes and prints. A mistake is one line on stderr, exit code 2, no
 import of jax."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
-import shlex
+import signal
 import sys
 import typing as tp
 from collections.abc import Callable, Sequence
@@ -47,12 +49,14 @@ curve.png, video.gif and summary.json."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command `argv`."""
+    if argv is None:  # else somebody else's process
+        _be_a_process()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path:  # a system of the user's own is a module, most likely in the current folder
         sys.path.append("")
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()
+        _flush()
         return code
     except SableError as error:
         return _fail(str(error))
@@ -61,6 +65,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone, as in `sable list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _be_a_process() -> None:
+    """Take signals as a command does: Ctrl-C ends it in one line, and what asks for a save may come too early
+    or too late for one."""
+    from sable.parent import end_with_caller
+    from sable.training.interruption import SAVE, raise_interrupt
+
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, raise_interrupt)
+        signal.signal(SAVE, signal.SIG_IGN)
+    end_with_caller()
+
+
+def _flush() -> None:
+    """Write what is still to be written, unless the terminal has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: Argv) -> int:
@@ -91,22 +117,34 @@ def _train(argv: Argv) -> int:
         raise SableError(
             f"{given['task']!r} is not a task; switches are written like --memory or --no-memory"
         )
-    return _report_training(sable.train(given.pop("task", None), **given), bool(given.get("quiet")))
+    quiet, requeue = bool(given.get("quiet")), bool(given.get("requeue"))
+    return _report_training(sable.train(given.pop("task", None), **given), quiet, requeue)
 
 
-def _report_training(result: "Result", quiet: bool) -> int:
+def _report_training(result: "Result", quiet: bool, requeue: bool) -> int:
     """Say how training ended, where no other process does; the exit code."""
+    from sable.training.interruption import resume_hint
     from sable.training.processes import leads
 
-    if not leads():
-        return 0 if result.interrupted is None else 128 + result.interrupted
     if result.interrupted is not None:
-        resume = shlex.join(["sable", "train", "--resume", str(result.directory)])
-        print(f"sable: interrupted; go on with: {resume}", file=sys.stderr)
-        return 128 + result.interrupted
-    if not quiet:
+        return _interrupted(result.interrupted, resume_hint(result.directory), requeue, speaks=leads())
+    if leads() and not quiet:
         print(f"{printed.results(result.summary)}\n{result.directory}")
     return 0
+
+
+def _interrupted(
+    number: int,
+    hint: str = "the same command goes on from here",
+    requeue: bool = False,
+    speaks: bool = True,
+) -> int:
+    """Say how to go on after that signal; the exit code."""
+    from sable.training.interruption import Exit
+
+    exit = Exit(hint, requeue, speaks)
+    exit.announce()
+    return exit.code(number)
 
 
 def _plan(argv: Argv) -> int:
@@ -180,7 +218,7 @@ def _benchmark(argv: Argv) -> int:
     parser = benchmark_parser()
     given = parse(parser, argv)
     on_ray, index = given.pop("on", None) == "ray", given.pop("cell", None)
-    at_once = given.pop("at_once", 1)
+    at_once, requeue = given.pop("at_once", 1), given.pop("requeue", False)
     listing, quiet, tasks = given.pop("list", False), given.pop("quiet", False), given.pop("tasks", ())
     cells = sable.grid(*tasks, **given)
     from sable.experiments import benchmark
@@ -192,20 +230,19 @@ def _benchmark(argv: Argv) -> int:
             print(f"{number:>5}  {cell.run.task:24}  {cell.label:24}  {shown}")
         return 0
     if index is not None:
-        return _one_cell(cells, index, quiet)
-    outcome = benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet)
+        return _one_cell(cells, index, quiet, requeue)
+    outcome = benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet, requeue=requeue)
     for line in outcome.failures:
         print(f"sable: failed: {line}", file=sys.stderr)
     if outcome.interrupted is not None:
-        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
-        return 128 + outcome.interrupted
+        return _interrupted(outcome.interrupted, requeue=requeue)
     if not quiet and any(cell.finished for cell in cells):
         out = cells[0].out
         _write_report(out, out=out / "report", paper="paper" in tasks)
     return 1 if outcome.failures else 0
 
 
-def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool) -> int:
+def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool, requeue: bool) -> int:
     """Finish one cell in this process, as a job array does."""
     from sable.experiments import benchmark
 
@@ -215,7 +252,8 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool) -> int:
     if cell.finished:
         print(f"{cell.directory} has finished already")
         return 0
-    return _report_training(sable.train(resume=benchmark.prepare(cell), quiet=quiet), quiet)
+    result = sable.train(resume=benchmark.prepare(cell), quiet=quiet, requeue=requeue)
+    return _report_training(result, quiet, requeue)
 
 
 def _tune(argv: Argv) -> int:
@@ -223,8 +261,7 @@ def _tune(argv: Argv) -> int:
     given = parse(parser, argv)
     outcome = sable.tune(given.pop("task"), **given)
     if outcome.interrupted is not None:
-        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
-        return 128 + outcome.interrupted
+        return _interrupted(outcome.interrupted)
     if not given.get("quiet") and outcome.finished < given.get("trials", 40):
         print(f"{outcome.finished} trials have finished; the rest are with other workers")
     if not given.get("quiet") and outcome.best is not None:
@@ -387,8 +424,7 @@ def _reproduce(argv: Argv) -> int:
         raise SableError("--episodes goes with --evaluate: a row is run again with its own numbers")
     found = sable.reproduce(given["row"], **{name: given[name] for name in given if name != "row"})
     if found.interrupted is not None:
-        print("sable: interrupted; the same command goes on from here", file=sys.stderr)
-        return 128 + found.interrupted
+        return _interrupted(found.interrupted)
     from sable.experiments.reproduce import in_words
 
     print(f"{in_words(ledger.require(rows, given['row']), found)}\n{found.directory}")
@@ -436,5 +472,6 @@ def _train_help(given: dict[str, tp.Any]) -> str:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print("sable: " + " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may have gone
+        print("sable: " + " ".join(message.split()), file=sys.stderr)
     return code

@@ -3,7 +3,7 @@
 import typing as tp
 
 from sable.config import RunConfig, system_config
-from sable.flags import Argv, Parser, add_flags, own_classes, tidied
+from sable.flags import Argv, Parser, add_flags, own_classes, reader, tidied
 
 
 def system_of(argv: Argv) -> str:
@@ -30,9 +30,26 @@ def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Pars
         help="with --resume: refuse to go on where it would not be bit-exact (another jax, device, number of "
         "devices, thread pool or source)",
     )
+    _add_requeue(parser, "resume the run of that --name if it was begun, and when interrupted")
+    parser.add_argument(
+        "--env-timeout",
+        type=reader(float),
+        metavar="SECONDS",
+        help="how long a Python environment's worker may take for an answer, a step of its share of the "
+        "environments, before it counts as hanging, which ends the run (default: 600)",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     _add_run_flags(parser, system, defaults or {})
     return parser
+
+
+def _add_requeue(parser: Parser, what: str) -> None:
+    """The flag that makes a command fit for a scheduler that starts it again."""
+    parser.add_argument(
+        "--requeue",
+        action="store_true",
+        help=f"for jobs that are started again: {what} exit with code 75, not with 128 plus the signal's",
+    )
 
 
 def plan_parser(system: str) -> Parser:
@@ -120,6 +137,7 @@ def benchmark_parser() -> Parser:
         "--at-once",
         "cells that share this machine at a time: one compiles while another has the device (default: 1)",
     )
+    _add_requeue(parser, "when interrupted")
     parser.add_argument("--on", choices=["ray"], help="hand the cells to a Ray cluster")
     parser.add_argument("--quiet", action="store_true", help="print nothing but failures")
     add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))

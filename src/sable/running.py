@@ -25,20 +25,24 @@ def train(
     resume: bool,
     quiet: bool,
     strict: bool = False,
+    requeue: bool = False,
+    env_timeout: float | None = None,
 ) -> "Result":
     """What training leaves; its directory is claimed, and made, only once environment, system and devices are
-    there."""
+    there. With `resume` one that holds a checkpoint is gone on with; `requeue` is how it ends where signals
+    do not let it end by itself."""
     from sable.experiments import circumstances, results, runs
     from sable.training import processes
 
     processes.join(run)  # before anything touches a device
     with ExitStack() as held:
         held.enter_context(silenced(quiet))
-        env = held.enter_context(env_for(run, env))
+        env = held.enter_context(env_for(run, env, env_timeout))
         from sable import systems
         from sable.envs.hosted import HostedEnv
         from sable.training import checkpoint, devices, hosted, loop, memory
         from sable.training.curve import draw_curve
+        from sable.training.interruption import Exit, interruption, resume_hint
 
         system = systems.make(run.system, env.spec, config)
         hosted.refuse_sharing(env, mesh := devices.make_mesh(run, config))
@@ -55,9 +59,12 @@ def train(
             return str(directory)
 
         directory = Path(processes.from_first(hold))
+        exit = Exit(resume_hint(directory), requeue, speaks=processes.leads())
+        interrupted = held.enter_context(interruption(exit))
         parts = env, system, run, config, directory
+        how = {"resume": resume, "quiet": quiet, "circumstances": here, "interrupted": interrupted}
         try:
-            result = loop.train(*parts, resume=resume, quiet=quiet, circumstances=here)
+            result = loop.train(*parts, **how)
         except memory.DoesNotFit as error:
             raise _refusal(error, env, run, config, None if resume else directory) from None
         if not processes.leads():
@@ -95,8 +102,9 @@ def _refusal(
     return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
 
 
-def env_of(run: "RunConfig") -> "Env":
-    """The environment that a run's configuration names."""
+def env_of(run: "RunConfig", timeout: float | None = None) -> "Env":
+    """The environment that a run's configuration names. A Python one may take `timeout` seconds to answer;
+    where None, what is usual."""
     from sable import envs
     from sable.errors import SableError
 
@@ -104,14 +112,23 @@ def env_of(run: "RunConfig") -> "Env":
         raise SableError(
             f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
         )
-    return envs.make(run.task, **options(run))
+    if timeout is None:
+        return envs.make(run.task, **options(run))
+    from sable.envs.own import is_own, locate
+
+    if not is_own(run.task) or not locate(run.task).hosted:
+        raise SableError(
+            f"env_timeout={timeout!r} is for Python environments (pettingzoo:module:factory); "
+            f"{run.task} is none"
+        )
+    return envs.make(run.task, **options(run), env_timeout=timeout)
 
 
 @contextmanager
-def env_for(run: "RunConfig", env: "Env | None") -> tp.Iterator["Env"]:
+def env_for(run: "RunConfig", env: "Env | None", timeout: float | None = None) -> tp.Iterator["Env"]:
     """The environment as given, or the one that the configuration names, which is closed behind us if it runs
     in processes of its own."""
-    made = env_of(run) if env is None else env
+    made = env_of(run, timeout) if env is None else env
     try:
         yield made
     finally:

@@ -342,7 +342,7 @@ def formula(monkeypatch):
     """Training whose returns follow from the settings; the list of (batch, evaluation) that were trained."""
     done = []
 
-    def train(env, system, run, config, directory, *, resume, quiet, hypers, watch):
+    def train(env, system, run, config, directory, *, resume, quiet, hypers, watch, interrupted):
         rates, checkpoint = hypers.learning_rate, directory / "checkpoint"
         lanes = [
             {"policy_learning_rate": round(float(a), 6), "critic_learning_rate": round(float(c), 6)}

@@ -73,6 +73,7 @@ class Worker:
 
         from sable import systems
         from sable.training import loop, memory
+        from sable.training.interruption import Exit, interruption
 
         directory = batch.directory
         run, config = runs.read_config(directory)
@@ -83,8 +84,10 @@ class Worker:
         if resumed is not None:
             runs.note_resumption(directory, resumed)
         parts = self.env, system, run, config, directory
+        how = {"resume": True, "quiet": True, "hypers": hypers, "watch": told.watch}
         try:
-            return loop.train(*parts, resume=True, quiet=True, hypers=hypers, watch=told.watch)
+            with interruption(Exit("the same command goes on from here")) as interrupted:
+                return loop.train(*parts, **how, interrupted=interrupted)
         except loop.Halted:
             told.end([math.nan] * len(run.seeds))
             return loop.Result(directory, {})

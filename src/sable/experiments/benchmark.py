@@ -18,13 +18,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sable import parent
 from sable.checks import check_count
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError, ending
 from sable.experiments import runs
 from sable.experiments.board import Board, Status
 from sable.experiments.results import variant
-from sable.training.interruption import Interruption, interruption
+from sable.training.interruption import SAVE, Exit, Interruption, interruption
 from sable.training.logging import METRICS, RETURN, number, read_rows
 from sable.training.view import spread
 
@@ -113,13 +114,25 @@ def prepare(cell: Cell) -> Path:
     return cell.directory
 
 
-def work(cells: Sequence[Cell], *, at_once: int = 1, on_ray: bool = False, quiet: bool = False) -> Outcome:
-    """Finish the cells in their order: here `at_once` at a time, or on a Ray cluster all at once."""
+def work(
+    cells: Sequence[Cell],
+    *,
+    at_once: int = 1,
+    on_ray: bool = False,
+    quiet: bool = False,
+    requeue: bool = False,
+) -> Outcome:
+    """Finish the cells in their order: here `at_once` at a time, or on a Ray cluster all at once. `requeue`
+    is how this process ends where a second signal does not let it end by itself."""
     check_count("at_once", at_once, 1)
     if on_ray and at_once > 1:
         raise SableError(f"at_once={at_once} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}
-    with interruption() as interrupted, Board([(c, c.run.task, c.label) for c in cells], quiet) as board:
+    exit = Exit("the same command goes on from here", requeue)
+    names = [(cell, cell.run.task, cell.label) for cell in cells]
+    with interruption(exit) as interrupted, Board(names, quiet) as board:
+        # Cells are waited for while they save; a second signal leaves that to them.
+        interrupted.unsaved, interrupted.on_forced_exit = True, board.close
         for cell in cells:
             board.show(cell, status(cell))
         missing = [cell for cell in cells if not cell.finished]
@@ -152,6 +165,10 @@ def _here(
                 told = True
                 for process in running.values():
                     process.terminate()
+            if interrupted.save:
+                interrupted.save = False
+                for process in running.values():
+                    process.send_signal(SAVE)
             if not running and (interrupted.signal or not waiting):
                 return
             time.sleep(POLL_SECONDS)
@@ -179,7 +196,11 @@ def _start(cell: Cell, shared: bool) -> subprocess.Popen:
         log.flush()
         # In a session of its own, so that Ctrl-C reaches it through us alone.
         return subprocess.Popen(
-            command, stdout=log, stderr=log, start_new_session=True, env=environment | os.environ
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment | os.environ | {parent.VARIABLE: str(os.getpid())},
         )
 
 

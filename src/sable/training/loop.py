@@ -3,7 +3,6 @@ checkpoints."""
 
 import dataclasses
 import resource
-import shlex
 import sys
 import time
 import typing as tp
@@ -18,7 +17,7 @@ from jax.sharding import Mesh
 
 from sable.config import RunConfig, SystemConfig
 from sable.envs.base import Env
-from sable.envs.hosted import HostedEnv
+from sable.envs.hosted import EnvFailed, HostedEnv
 from sable.errors import SableError
 from sable.systems.base import System
 from sable.training import checkpoint, devices, hosted, memory, processes, records
@@ -118,19 +117,17 @@ class Course:
             self.save(state)
 
     def stopped_by(self, state: State) -> int:
-        """The signal that asks to stop, once all is saved, or 0; refused where there is nowhere to save."""
+        """The signal that asks to stop, once all is saved, or 0; one that asks for a save gets it.
+        Refused where there is nowhere to save."""
         self.logger.refuse_lost()
-        signal = processes.highest(self.interrupted.signal)
-        if signal and self.interrupted.unsaved:
+        asked = self.interrupted
+        highest = processes.highest(asked.signal << 1 | asked.save)
+        if highest and (asked.unsaved or highest == 1):
             self.save(state)
-        return signal
-
-    def farewell(self) -> None:
-        """What is said by a process that is ended where it stands."""
-        self.logger.close()
-        if processes.leads():
-            resume = shlex.join(["sable", "train", "--resume", str(self.directory)])
-            print(f"sable: interrupted; go on with: {resume}", file=sys.stderr, flush=True)
+        if highest == 1:
+            asked.save = False
+            self.logger.note(f"saved after {self.updates:,} updates, as SIGUSR1 asked")
+        return highest >> 1
 
 
 def make_stages(
@@ -162,6 +159,7 @@ def train(
     hypers: PyTree = None,
     watch: Watch | None = None,
     circumstances: dict[str, tp.Any] | None = None,
+    interrupted: Interruption | None = None,
 ) -> Result:
     """What training `run` into `directory` came to; `resume` continues from its newest checkpoint, bit for
     bit, or from the start where it was stopped before its first. Of a Python environment nothing can be
@@ -169,7 +167,7 @@ def train(
 
     `hypers`, with a leading [S], gives each seed numbers of its own instead of the system's. `watch` may end
     the run at an evaluation; there is no summary then. Checkpoints record all `circumstances` that their
-    run has gone through.
+    run has gone through. Signals are heard by `interrupted`, or by one of its own.
     """
     began = time.monotonic()
     steps_per_update = config.num_envs * config.rollout_length
@@ -185,7 +183,8 @@ def train(
     places = devices.places(mesh, shapes)
     memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
     course = Course(directory, asked_for(run, config, env.spec), circumstances)
-    with interruption(course.farewell) as interrupted, ExitStack() as open_files:
+    with ExitStack() as open_files:
+        interrupted = interrupted or open_files.enter_context(interruption())
         facts: dict[str, tp.Any] = dict.fromkeys(FACTS, 0)
         metrics = b""
         if processes.leads():
@@ -210,53 +209,66 @@ def train(
                 quiet=quiet,
             )
         logger, clock = open_files.enter_context(course.logger), course.clock
-        logger.phase("compiling")
+        interrupted.on_forced_exit = logger.close
         if on_host is not None:
-            unit, assess, absolute = hosted.make_stages(
-                on_host, system, program, run, config, compiled, state
-            )
-        else:
-            unit, assess, absolute = make_stages(program, compiled, mesh, places, state)
-        memory.refuse_beyond(memory.count(unit))
-        logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
-        if on_host is not None and course.updates:
-            logger.note("the environments' states could not be saved: all episodes begin anew")
-        if signal := course.stopped_by(state):
-            return Result(directory, {}, signal)
-        for boundary in boundaries[course.evaluations :]:
-            while course.updates < boundary:
-                course.save_before(clock.per_update, state)
-                logger.phase("training")
-                num = min(processes.highest(clock.updates_per_unit()), boundary - course.updates)
-                with clock.training(num):
-                    halted = state.run.halted.copy()
-                    state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
-                course.advanced(num)
-                _announce_halted(logger, run, halted, state.run)
-                logger.progress(
-                    course.updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
+            open_files.enter_context(on_host.abandoned_when(interrupted.overdue))
+        try:
+            logger.phase("compiling")
+            if on_host is not None:
+                unit, assess, absolute = hosted.make_stages(
+                    on_host, system, program, run, config, compiled, state
                 )
-                if signal := course.stopped_by(state):
-                    return Result(directory, {}, signal)
-            course.save_before(clock.per_evaluation, state)
-            logger.phase("evaluating")
-            with clock.evaluating():
-                state, metrics = assess(state)
-                metrics = jax.device_get(metrics)
-            course.evaluations += 1
-            logger.evaluation(course.updates * steps_per_update, metrics)
-            # Before saving: a run killed in between evaluates again, so that `watch` sees every evaluation.
-            if watch is not None and watch(course.updates * steps_per_update, metrics[RETURN].tolist()):
-                return Result(directory, {})
-            if boundary == boundaries[-1]:
-                course.save(state)
             else:
-                course.save_in_time(state)
+                unit, assess, absolute = make_stages(program, compiled, mesh, places, state)
+            memory.refuse_beyond(memory.count(unit))
+            logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
+            if on_host is not None and course.updates:
+                logger.note("the environments' states could not be saved: all episodes begin anew")
             if signal := course.stopped_by(state):
                 return Result(directory, {}, signal)
-        logger.phase("measuring the best parameters")
-        absolute = jax.device_get(absolute(state))
-        logger.metrics()  # refused where they are not what was written
+            for boundary in boundaries[course.evaluations :]:
+                while course.updates < boundary:
+                    course.save_before(clock.per_update, state)
+                    logger.phase("training")
+                    num = min(processes.highest(clock.updates_per_unit()), boundary - course.updates)
+                    num = 1 if on_host is not None else num  # what an environment that hangs leaves is saved
+                    with clock.training(num):
+                        halted = state.run.halted.copy()
+                        state = replace(state, run=jax.block_until_ready(unit(state.run, np.int32(num))))
+                    course.advanced(num)
+                    _announce_halted(logger, run, halted, state.run)
+                    logger.progress(
+                        course.updates * steps_per_update, clock.training_seconds - facts["training_seconds"]
+                    )
+                    if signal := course.stopped_by(state):
+                        return Result(directory, {}, signal)
+                course.save_before(clock.per_evaluation, state)
+                logger.phase("evaluating")
+                with clock.evaluating():
+                    state, metrics = assess(state)
+                    metrics = jax.device_get(metrics)
+                course.evaluations += 1
+                logger.evaluation(course.updates * steps_per_update, metrics)
+                # Before saving: a run killed in between evaluates again, so `watch` sees every evaluation.
+                if watch is not None and watch(course.updates * steps_per_update, metrics[RETURN].tolist()):
+                    return Result(directory, {})
+                if boundary == boundaries[-1]:
+                    course.save(state)
+                else:
+                    course.save_in_time(state)
+                if signal := course.stopped_by(state):
+                    return Result(directory, {}, signal)
+            logger.phase("measuring the best parameters")
+            interrupted.finishing = True
+            absolute = jax.device_get(absolute(state))
+            logger.metrics()  # refused where they are not what was written
+        except EnvFailed as error:
+            # What it was asked for last is not part of the state: nothing finished is lost.
+            if signal := course.stopped_by(state):
+                return Result(directory, {}, signal)
+            if interrupted.unsaved:
+                course.save(state)
+            raise EnvFailed(f"{error}; all before is saved, go on with --resume {directory}") from None
 
     return Result(
         directory,

@@ -112,15 +112,18 @@ class LiveView:
 
     def evaluated(self) -> None:
         """Draw the new numbers at once."""
-        self._live.refresh()
+        with contextlib.suppress(OSError):  # the terminal may have gone
+            self._live.refresh()
 
     def say(self, text: str) -> None:
         """Print `text` above the live view."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last picture standing and give the terminal back."""
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
     def _render(self) -> tp.Any:
         from rich.console import Group
