@@ -301,7 +301,7 @@ def publish(
     def export_policies(directory: Path) -> Path:
         from sable import policy  # and so jax, which a mistake need not wait for
 
-        return policy.export_seeds(directory)
+        return policy.policies_of(directory)
 
     options: dict[str, tp.Any] = {"name": name, "other_protocol": other_protocol, "replace": replace}
     folder = Path(results).expanduser()
@@ -370,16 +370,29 @@ def load(path: str | Path, *, seed: int | None = None) -> "Policy":
     return policy.load(path, seed=seed)
 
 
-def export(run: str | Path, out: str | Path, *, seed: int | None = None, format: str = "safetensors") -> Path:
+def export(
+    run: str | Path,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    every_seed: bool = False,
+    format: str = "safetensors",
+) -> Path:
     """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
-    model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable."""
+    model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable. With
+    `every_seed` the policies of all seeds, weights and settings alone, each in a folder of its number."""
     from sable.errors import SableError, suggest
 
     formats = ("safetensors", "stablehlo", "onnx")
     if format not in formats:
         near = suggest(str(format), formats)
         raise SableError(f"unknown format {format!r}{near}; formats: {', '.join(formats)}")
+    if every_seed and (seed is not None or format != "safetensors"):
+        raise SableError("every_seed goes with no seed, and with safetensors alone")
     from sable import policy
+
+    if every_seed:
+        return policy.export_seeds(run, out)
 
     if format == "safetensors":
         return policy.export(run, out, seed=seed)

@@ -280,6 +280,11 @@ def _export(argv: Argv) -> int:
     parser.add_argument("-o", "--out", metavar="FOLDER", required=True, help="folder to write to")
     parser.add_count("--seed", "which of the run's seeds (default: the best)")
     parser.add_argument(
+        "--every-seed",
+        action="store_true",
+        help="all of them, each in a folder of its number",
+    )
+    parser.add_argument(
         "--format",
         metavar="FORMAT",
         help="safetensors (default), or one step of the team as a function that runs without sable: "

@@ -192,29 +192,41 @@ def _is_ours(folder: Path) -> bool:
     return WEIGHTS in names and names <= {WEIGHTS, "curve.png", "README.md"}
 
 
-def export_seeds(run: str | Path) -> Path:
-    """Return the folder `policies` in a run, with a folder for the best policy of every seed in it: exported
-    now, or before where the run has no checkpoints any more."""
+def export_seeds(run: str | Path, out: str | Path) -> Path:
+    """Return the folder `out` with a folder for every seed of a run in it, which `load` reads."""
+    directory, folder = runs.find(run), Path(out).expanduser()
+    found = _best(directory)
+    places = {seed: folder / str(seed) for seed in found.run.seeds}
+    for place in places.values():
+        remove_leftovers(place)
+        empty = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+        if not empty and not _is_ours(place):
+            raise SableError(f"{place} already holds something; choose another folder")
+    try:
+        for seed, place in places.items():
+            place.mkdir(parents=True, exist_ok=True)
+            policy = _policy(found, seed, directory)
+            tensors.write(place / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
+            _write_about(policy, place, directory)
+    except OSError as error:
+        raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def policies_of(run: str | Path) -> Path:
+    """Return the folder `policies` in a run, with the best policy of every seed: exported now, or before
+    where the run has no checkpoints any more."""
     directory = runs.find(run)
-    settings_of_run, folder = runs.read_config(directory), directory / POLICIES
-    seeds = settings_of_run[0].seeds
+    configured, folder = runs.read_config(directory), directory / POLICIES
     if (directory / checkpoint.FOLDER).is_dir():
-        team = _best(directory)
-        try:
-            for seed in seeds:
-                policy, place = _policy(team, seed, directory), folder / str(seed)
-                place.mkdir(parents=True, exist_ok=True)
-                tensors.write(place / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
-                _write_about(policy, place, directory)
-        except OSError as error:
-            raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
+        export_seeds(directory, folder)
     elif not folder.is_dir():
         raise SableError(
             f"{directory} keeps no policies: it has neither {checkpoint.FOLDER} nor {POLICIES}, as "
-            "`sable export RUN -o RUN/policies/SEED --seed SEED` makes them where the run lies"
+            f"`sable export RUN -o RUN/{POLICIES} --every-seed` makes them where the run lies"
         )
-    for policy in (load(folder / str(seed), seed=seed) for seed in seeds):
-        if (policy.run, policy.config) != settings_of_run:
+    for policy in (load(folder / str(seed), seed=seed) for seed in configured[0].seeds):
+        if (policy.run, policy.config) != configured:
             raise SableError(f"{folder / str(policy.seed)} is a policy of another run")
     return folder
 

@@ -138,7 +138,7 @@ def policies(committed, monkeypatch):
             (directory / "policies" / str(seed) / "weights.safetensors").write_bytes(b"%d" % seed)
         return directory / "policies"
 
-    monkeypatch.setattr("sable.policy.export_seeds", export)
+    monkeypatch.setattr("sable.policy.policies_of", export)
 
 
 @pytest.fixture(scope="module")
@@ -321,17 +321,25 @@ def test_a_run_without_checkpoints_is_published_with_the_policies_exported_where
     assert main(["publish", str(run), *where]) == 2
     assert "keeps no policies: it has neither checkpoints nor policies" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
-    for seed in ("0", "1"):
-        sable.export(trained, run / "policies" / seed, seed=int(seed))
+    assert main(["export", str(trained), "-o", str(run / "policies"), "--every-seed"]) == 0
     assert main(["publish", str(run), *where]) == 0
     (row,) = ledger.read(tmp_path / "results")
     assert set(row["policies"]) == {"0", "1"} and ledger.mistakes(tmp_path / "results") == []
     capsys.readouterr()
-    about = json.loads((run / "policies" / "1" / "policy.json").read_text())
     shutil.copytree(run / "policies" / "0", run / "policies" / "1", dirs_exist_ok=True)
-    assert about["seed"] == 1
     assert main(["publish", str(run), *where, "--name", "other"]) == 2
     assert "holds seed 0 alone, not 1" in capsys.readouterr().err
+    foreign = tmp_path / "foreign" / "0"
+    foreign.mkdir(parents=True)
+    (foreign / "notes.txt").write_text("mine")
+    for argv, said in [
+        (["-o", str(foreign.parent), "--every-seed"], "already holds something"),
+        (["-o", str(foreign), "--every-seed", "--seed", "1"], "goes with no seed"),
+        (["-o", str(foreign), "--every-seed", "--format", "onnx"], "safetensors alone"),
+    ]:
+        assert main(["export", str(trained), *argv]) == 2
+        assert said in capsys.readouterr().err
+    assert [path.name for path in foreign.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.slow
@@ -426,6 +434,19 @@ def test_a_run_by_the_protocol_is_judged_by_the_papers_figure(
     section = results_page.section([row])
     assert ("| not below, by rounding |" in section) == by_rounding and f"| {verdict}" in section
     assert "not by the protocol" not in section
+
+
+def test_device_hours_are_those_of_all_devices_by_kind_and_of_sable_by_themselves(tmp_path, policies):
+    folders = [finished(tmp_path, devices=2), finished(tmp_path, ActorCriticConfig(), system="ippo")]
+    for directory, kind in zip(folders, ("H200", "cpu"), strict=True):
+        meta = runs.read_meta(directory)
+        meta |= {"device": {"kind": kind, "count": 4}}
+        (directory / "meta.json").write_text(json.dumps(meta))
+    rows, _ = sable.publish(*folders, results=tmp_path / "results")
+    assert [row["device_minutes"] for row in rows] == [3.0, 1.5]  # of runs of 90 seconds
+    section = results_page.section(rows)
+    assert "Device hours: 0.05 on H200, 0.03 on cpu; superseded rows: 0." in section
+    assert "Sable on 1 of the paper's 45 tasks: 0.05 on H200" in section
 
 
 def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp_path, policies):
