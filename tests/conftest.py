@@ -4,6 +4,7 @@ one compile cache."""
 import contextlib
 import os
 import shutil
+import signal
 import typing as tp
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +61,41 @@ def no_films(request):
         if "watching" not in request.path.parts:
             patch.setattr(running, "leave_film", lambda *args, **fields: None)
         yield
+
+
+SMALL = {"video": False, "total_steps": 64, "num_evaluations": 4, "evaluation_episodes": 2}
+SMALL |= {"absolute_episodes": 2, "num_envs": 4, "rollout_length": 4, "num_minibatches": 1}
+SMALL |= {"num_epochs": 1, "policy_layers": (8,), "critic_layers": (8,), "seeds": (0, 1)}
+
+
+@pytest.fixture(scope="session")
+def stopped_run(tmp_path_factory):
+    """The folder of a tiny run that was stopped after the second of its four evaluations; to be copied."""
+    import sable
+    from sable.training import logging, loop
+
+    class Stopping(logging.Logger):
+        def evaluation(self, steps, metrics):
+            super().evaluation(steps, metrics)
+            if steps == 32:
+                signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Logger", Stopping)
+        result = sable.train("probe/bandit", system="ippo", out=out, name="r", quiet=True, **SMALL)
+    assert result.interrupted == signal.SIGTERM
+    return result.directory
+
+
+@pytest.fixture(scope="session")
+def finished_run(stopped_run, tmp_path_factory):
+    """The folder of the same run at its end; to be copied."""
+    import sable
+
+    directory = shutil.copytree(stopped_run, tmp_path_factory.mktemp("finished") / "run")
+    sable.train(resume=directory, quiet=True)
+    return directory
 
 
 @pytest.fixture

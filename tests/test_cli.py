@@ -241,6 +241,7 @@ def test_a_job_started_again_resumes_the_run_of_its_name(trained, tmp_path, caps
     (directory / "summary.json").unlink()
     assert "begun with num_envs=" in refusal(capsys, *argv, "--num-envs", "64")
     assert "give it one (--name)" in refusal(capsys, "train", "rware/tiny-4ag", "--requeue")
+    (directory / "sums.json").unlink()
     (directory / "summary.json").write_text('{"absolute_return": [0.25]}')
     assert cli.main([word for word in argv if word != "--quiet"]) == 0 and len(trained) == 2
     assert "0.25" in capsys.readouterr().out

@@ -16,7 +16,7 @@ import pytest
 import sable
 from sable import policy, settings, tensors
 from sable.errors import SableError
-from sable.experiments import ledger, marl_eval, publish, reproduce, results, runs
+from sable.experiments import ledger, marl_eval, reproduce, results, results_page, runs
 from sable.training.logging import read_rows
 
 ROOT = Path(sable.__file__).parent
@@ -104,6 +104,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("fuzz")
     result = sable.train("probe/bandit", system="ippo", out=place, name="r", quiet=True, **SIZES)
     result.directory.rename(place / "run")
+    (place / "run" / "sums.json").unlink()  # or it would notice first
     sable.export(place / "run", place / "team")
     recipe = ROOT / "recipes" / "sable.toml"
     shutil.copyfile(recipe, place / "recipe.toml")
@@ -136,7 +137,7 @@ READERS: dict[str, list[tp.Callable[[Path], tp.Any]]] = {
     "run/marl_eval.json": [lambda run: marl_eval.read(run / "marl_eval.json")],
     "kept/metrics.jsonl.gz": [lambda kept: read_rows(kept / "metrics.jsonl")],
     "results/ledger.jsonl": [
-        lambda place: publish.section(ledger.read(place)),
+        lambda place: results_page.section(ledger.read(place)),
         lambda place: [reproduce.cell(row, place, None) for row in ledger.read(place)],
     ],
     "team/policy.json": [team],

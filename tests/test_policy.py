@@ -22,6 +22,7 @@ from sable import policy, systems, tensors
 from sable.cli import main
 from sable.envs.probes import PROBES
 from sable.errors import SableError
+from sable.training import checkpoint
 from sable.training.evaluate import play
 from sable.types import Observation
 
@@ -351,9 +352,14 @@ def test_safetensors_reads_what_we_write_and_we_read_what_it_writes(run, tmp_pat
 
 @pytest.fixture
 def old(run, tmp_path):
-    """The run as a version wrote it that did not know some fields yet."""
+    """The run as a version wrote it that did not know some fields, and no sums of such files, yet."""
     directory = tmp_path / "old"
     shutil.copytree(run.directory, directory)
+    (directory / "sums.json").unlink()
+    for file in (directory / checkpoint.FOLDER).glob(f"*/{checkpoint.MANIFEST}"):
+        manifest = json.loads(file.read_text())
+        del manifest["records"], manifest["sum"]
+        file.write_text(json.dumps(manifest | {"sum": checkpoint._sum(manifest)}))
     config = json.loads((directory / "config.json").read_text())
     for part, name in (("run", "label"), ("run", "devices"), ("config", "decoding")):
         del config[part][name]

@@ -169,6 +169,7 @@ def export(
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
     policy = _of_run(directory, seed)
+    runs.read_meta(directory)  # a damaged one is refused before anything is written
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if write is not None:

@@ -31,7 +31,7 @@ def train(
     """What training leaves; its directory is claimed, and made, only once environment, system and devices are
     there. With `resume` one that holds a checkpoint is gone on with; `requeue` is how it ends where signals
     do not let it end by itself."""
-    from sable.experiments import circumstances, results, runs
+    from sable.experiments import circumstances, results, runs, sums
     from sable.training import processes
 
     processes.join(run)  # before anything touches a device
@@ -52,6 +52,7 @@ def train(
         def hold() -> str:
             nonlocal goes_on
             directory = held.enter_context(claim_directory())
+            sums.report(directory)
             if goes_on := bool(checkpoint.steps(directory / checkpoint.FOLDER)):
                 earlier = circumstances.earlier(runs.read_meta(directory), checkpoint.newest_facts(directory))
                 circumstances.compare(directory, earlier, here, strict=strict)
@@ -67,9 +68,10 @@ def train(
             result = loop.train(*parts, **how)
         except memory.DoesNotFit as error:
             raise _refusal(error, env, run, config, None if resume else directory) from None
-        if not processes.leads():
-            return result
+        if not processes.leads() or (result.interrupted is not None and runs.is_whole(directory)):
+            return result  # a finished run that was not measured again stays as it is
         with runs.writing(directory):
+            runs.reopen(directory) if result.interrupted is not None else sums.remove(directory)
             if goes_on:  # noted only now: a run of which no checkpoint is whole is left untouched
                 runs.note_resumption(directory, now)
             draw_curve(directory, result.summary.get("absolute_return"))

@@ -32,6 +32,7 @@ from sable.experiments import (
     results_page,
     runs,
     stats,
+    sums,
 )
 from sable.flags import parse
 from sable.parsers import system_of, train_parser
@@ -191,7 +192,7 @@ def test_a_row_says_what_ran_and_what_came_out(place, trained):
 
 def test_what_is_kept_is_small_says_nothing_of_the_machine_and_makes_the_same_report(place, trained):
     kept = place / "results" / "probe" / "bandit" / "ippo"
-    names = {"config.json", "meta.json", "summary.json", "metrics.jsonl.gz"}
+    names = {"config.json", "meta.json", "summary.json", "metrics.jsonl.gz", "sums.json"}
     assert {path.name for path in kept.iterdir()} == names | {"policies"}
     files = {"policy.json", "weights.safetensors"}
     assert {path.name for path in kept.glob("policies/*/*")} == files
@@ -479,11 +480,13 @@ def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
     (unfinished / "summary.json").unlink()
     summary = json.loads((halted / "summary.json").read_text())
     (halted / "summary.json").write_text(json.dumps(summary | {"absolute_return": [1.0] * 9 + [None]}))
+    sums.write(halted)
     few = finished(tmp_path, seeds=(3, 4), task="lbf/2s-10x10-3p-3f")
     other = finished(tmp_path, total_steps=1000, options=("reward=mean",), task="mpe/simple_spread_3ag")
     unknown = finished(tmp_path, task="lbf/2s-10x10-3p-3f")
     meta = json.loads((unknown / "meta.json").read_text())
     (unknown / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key != "source"}))
+    sums.write(unknown)
     for argv, said in [
         ([again], f"{TASK}:sable is published already, of {meta['finished'][:10]}"),
         ([again, "--replace"], "same settings and code; every run counts"),
@@ -517,6 +520,7 @@ def test_a_row_gives_way_to_one_of_other_settings_or_code_and_stays(tmp_path, po
     third = finished(tmp_path, SableConfig(learning_rate=1e-3), absolute=0.5)
     meta = runs.read_meta(third)
     (third / "meta.json").write_text(json.dumps(meta | {"source": "later"}))
+    sums.write(third)
     monkeypatch.setattr(provenance, "commit_of", lambda source: "d" * 40)
     sable.publish(third, results=place, replace=True, reason="the pool | was another")
     rows = ledger.read(place)
@@ -564,6 +568,7 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
     directory = finished(tmp_path)
     source = provenance.source()
     runs.note_resumption(directory, {**circumstances.describe(), "source": "later"})
+    sums.write(directory)
     monkeypatch.setattr(provenance, "commit_of", {source: "a" * 40, "later": "b" * 40}.get)
     (row,), _ = sable.publish(directory, results=tmp_path / "results")
     assert (row["earlier_commits"], row["commit"]) == (["a" * 40], "b" * 40)

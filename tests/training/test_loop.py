@@ -328,7 +328,7 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     assert result.directory == tmp_path / "probe" / "recall" / "sable" / "r"
     assert {path.name for path in result.directory.iterdir()} == {
         "config.json", "meta.json", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png",
-        "summary.json", "marl_eval.json", "spec.json", ".claim",
+        "summary.json", "marl_eval.json", "spec.json", "sums.json", ".claim",
     }  # fmt: skip
     assert result.summary["absolute_return"] == whole.summary["absolute_return"]
     played = sable.evaluate(result.directory, episodes=8)

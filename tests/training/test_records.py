@@ -2,9 +2,7 @@
 evaluations so far are written anew."""
 
 import json
-import os
 import shutil
-import signal
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,9 +18,6 @@ from sable.training.logging import METRICS, Logger, MetricsFile, read_rows
 
 STATE = {"x": jnp.arange(3.0)}
 LIKE = jax.eval_shape(lambda: STATE)
-SMALL = {"video": False, "total_steps": 64, "num_evaluations": 4, "evaluation_episodes": 2}
-SMALL |= {"absolute_episodes": 2, "num_envs": 4, "rollout_length": 4, "num_minibatches": 1}
-SMALL |= {"num_epochs": 1, "policy_layers": (8,), "critic_layers": (8,), "seeds": (0, 1)}
 
 
 def row(steps: int) -> bytes:
@@ -185,35 +180,13 @@ def test_metrics_altered_in_place_are_not_saved(tmp_path):
         file.read()
 
 
-class Stopping(Logger):
-    """Asks the run to stop after its second evaluation."""
-
-    def evaluation(self, steps, metrics):
-        super().evaluation(steps, metrics)
-        if steps == 32:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A run that was stopped halfway, and what it gives if nothing happens to it."""
-    place = tmp_path_factory.mktemp("records")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Logger", Stopping)
-        result = sable.train("probe/bandit", system="ippo", out=place, name="r", quiet=True, **SMALL)
-    assert result.interrupted == signal.SIGTERM
-    shutil.copytree(result.directory, place / "whole")
-    sable.train(resume=place / "whole", quiet=True)
-    return result.directory, place / "whole"
-
-
 def timeless(directory: Path) -> list[dict]:
     rows = read_rows(directory / METRICS)
     return [{name: value for name, value in one.items() if name != "wall_seconds"} for one in rows]
 
 
-def test_a_run_whose_metrics_are_gone_ends_as_if_they_were_there(stopped, tmp_path, capsys):
-    begun, whole = stopped
+def test_a_run_whose_metrics_are_gone_ends_as_if_they_were_there(stopped_run, finished_run, tmp_path, capsys):
+    begun, whole = stopped_run, finished_run
     shutil.copytree(begun, tmp_path / "run")
     (tmp_path / "run" / METRICS).unlink()
     sable.train(resume=tmp_path / "run", quiet=True)
@@ -226,8 +199,8 @@ def test_a_run_whose_metrics_are_gone_ends_as_if_they_were_there(stopped, tmp_pa
     assert ours == theirs
 
 
-def test_a_run_whose_spec_is_gone_writes_it_anew(stopped, tmp_path):
-    begun, whole = stopped
+def test_a_run_whose_spec_is_gone_writes_it_anew(stopped_run, finished_run, tmp_path):
+    begun, whole = stopped_run, finished_run
     shutil.copytree(begun, tmp_path / "run")
     (tmp_path / "run" / "spec.json").unlink()
     sable.train(resume=tmp_path / "run", quiet=True)
@@ -235,8 +208,15 @@ def test_a_run_whose_spec_is_gone_writes_it_anew(stopped, tmp_path):
     assert timeless(tmp_path / "run") == timeless(whole)
 
 
-@pytest.mark.parametrize("phase", ["training", "saving", "measuring the best parameters"])
-def test_a_run_whose_folder_is_removed_under_it_stops_with_one_line(stopped, tmp_path, monkeypatch, phase):
+SLOW_PHASES = (
+    pytest.param(phase, marks=pytest.mark.slow) for phase in ("saving", "measuring the best parameters")
+)
+
+
+@pytest.mark.parametrize("phase", ["training", *SLOW_PHASES])
+def test_a_run_whose_folder_is_removed_under_it_stops_with_one_line(
+    stopped_run, tmp_path, monkeypatch, phase
+):
     """While it trains, saves or measures; and it does not make the folder again."""
 
     class Removing(Logger):
@@ -245,7 +225,7 @@ def test_a_run_whose_folder_is_removed_under_it_stops_with_one_line(stopped, tmp
             if text == phase:
                 shutil.rmtree(tmp_path / "run")
 
-    shutil.copytree(stopped[0], tmp_path / "run")
+    shutil.copytree(stopped_run, tmp_path / "run")
     monkeypatch.setattr(loop, "Logger", Removing)
     with pytest.raises(SableError, match=GONE) as error:
         sable.train(resume=tmp_path / "run", quiet=True)

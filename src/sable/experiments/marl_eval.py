@@ -13,6 +13,7 @@ import numpy as np
 
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
+from sable.experiments import sums
 from sable.experiments.series import Series
 
 RETURNS = ("return", "mean_episode_return", "episode_return")
@@ -41,7 +42,9 @@ def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
 def read(path: Path) -> list[Series]:
     """The series in a file, in its order."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        sums.check(path, content)
+        data = json.loads(content.decode())
         return [
             _series(blocks, f"{SUITES.get(suite.lower(), suite)}/{task}", system, seed=run, source=path)
             for suite, tasks in data.items()
@@ -49,6 +52,8 @@ def read(path: Path) -> list[Series]:
             for system, runs in systems.items()
             for run, blocks in runs.items()
         ]
+    except sums.Altered:
+        raise
     except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise SableError(f"{path} is not a marl-eval JSON file: {type(error).__name__}: {error}") from None
 

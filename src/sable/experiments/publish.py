@@ -4,11 +4,12 @@ import gzip
 import itertools
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sable.errors import SableError
-from sable.experiments import ledger, provenance, runs
+from sable.experiments import ledger, provenance, runs, sums
 from sable.experiments.ledger import Row
 from sable.files import write_atomically
 from sable.training.logging import METRICS, PACKED
@@ -42,6 +43,8 @@ def publish(
     exported = [export(directory) for directory, _ in new.values()]
     try:
         for (directory, row), policies in zip(new.values(), exported, strict=True):
+            if line := sums.unchecked(directory):
+                print(f"sable: {line}", file=sys.stderr)
             place = ledger.folder(results, row)
             rows = _make_way(results, rows, row, reason)
             _keep(directory, policies, place)
@@ -127,6 +130,7 @@ def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool)
 def _keep(directory: Path, policies: Path, place: Path) -> None:
     """Put what a report needs of a run, and its policies, into the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
+    sums.remove(place)
     meta = runs.read_meta(directory)
     resumed = [{key: one[key] for key in KEPT if key in one} for one in meta.get("resumed", [])]
     kept = {key: meta[key] for key in KEPT if key in meta}
@@ -138,3 +142,4 @@ def _keep(directory: Path, policies: Path, place: Path) -> None:
     write_atomically(place / (METRICS + PACKED), packed)
     shutil.rmtree(place / ledger.POLICIES, ignore_errors=True)
     shutil.copytree(policies, place / ledger.POLICIES)
+    sums.write(place)

@@ -1,6 +1,7 @@
 """A row of the ledger run again, or its policies measured again, and set beside what the row says."""
 
 import dataclasses
+import sys
 import typing as tp
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,8 +128,10 @@ def reproduce(row: Row, again: benchmark.Cell, train: Callable[[Path], "Result"]
 def compare(row: Row, directory: Path) -> Reproduction:
     """A finished run beside the row. Numbers count with the paper's digits: where all seeds of a row agree,
     its interval has no width."""
-    from sable.experiments import paper, results, stats
+    from sable.experiments import paper, results, stats, sums
 
+    if line := sums.unchecked(directory):
+        print(f"sable: {line}", file=sys.stderr)
     series, _ = results.read_run(directory)
     for one in series:
         if problem := one.problem():

@@ -10,7 +10,7 @@ import numpy as np
 
 from sable.config import RunConfig, SystemConfig
 from sable.errors import SableError
-from sable.experiments import marl_eval, runs
+from sable.experiments import marl_eval, runs, sums
 from sable.experiments.ledger import SUPERSEDED
 from sable.experiments.series import Series
 from sable.training.logging import number
@@ -43,6 +43,7 @@ def read(paths: Iterable[str | Path]) -> Results:
     found: dict[tuple[str, str, str], Series] = {}
     notes: list[str] = []
     costs: list[Cost] = []
+    unchecked: list[Path] = []
     for top, place in ((Path(path), place) for path in paths for place in _places(Path(path))):
         if SUPERSEDED in place.relative_to(top).parts:
             notes.append(f"{place}: left out: its row gave way to another")
@@ -53,6 +54,7 @@ def read(paths: Iterable[str | Path]) -> Results:
             series, said = [], [f"{place}: left out: {error}"]
         notes += said
         costs += [read_cost(place)] if series and place.is_dir() else []
+        unchecked += [place] if series and place.is_dir() and sums.unchecked(place) else []
         for one in series:
             whose = f"seed {one.seed} of {one.system} on {one.task}"
             if problem := one.problem():
@@ -63,6 +65,9 @@ def read(paths: Iterable[str | Path]) -> Results:
             if before is not one:
                 both = f"in {before.source} and {place}"
                 notes.append(f"{whose} is there twice, {both}; {found[key].source} counts")
+    if unchecked:
+        others = f" (and {len(unchecked) - 1} more runs)" if unchecked[1:] else ""
+        notes.append(f"{sums.unchecked(unchecked[0])}{others}")
     return Results(list(found.values()), notes + _unequal(found.values()), costs)
 
 
@@ -78,6 +83,7 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
             f"{directory}: left out: not finished, at {reached:,} of {run.total_steps:,} steps; "
             f"go on with sable train --resume {directory}"
         ]
+    sums.verify(directory)
     summary = runs.read_summary(directory)
     halted = summary.get("halted_seeds")
     halted = halted if isinstance(halted, list) else []

@@ -3,7 +3,8 @@
 config.json    what was asked for           metrics.jsonl  one object per seed and evaluation
 meta.json      where and with what it ran   checkpoints/   the whole run state
 spec.json      what its environment is like
-summary.json   what came out                curve.png, video.gif, tensorboard/, marl_eval.json
+summary.json   what came out                sums.json      SHA-256 of these
+                                            curve.png, video.gif, tensorboard/, marl_eval.json
 """
 
 import contextlib
@@ -24,9 +25,10 @@ from sable import settings
 from sable.config import RunConfig, SystemConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
-from sable.experiments import circumstances
+from sable.experiments import circumstances, sums
 from sable.files import read_regular, remove_leftovers, write_atomically
-from sable.training.logging import Row, read_rows
+from sable.training.logging import METRICS, Row, parse_rows
+from sable.training.logging import read_metrics as read_metrics_file
 
 if tp.TYPE_CHECKING:
     from sable.types import EnvSpec
@@ -171,10 +173,29 @@ def note_resumption(directory: Path, now: dict[str, tp.Any]) -> None:
 
 
 def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
-    """Write the time the run took into meta.json, and summary.json, which makes the run a finished one."""
+    """Write the time the run took into meta.json, summary.json, which makes the run a finished one, and last
+    the sums of its files."""
+    sums.remove(directory)
     took = {"finished": circumstances.now(), "wall_seconds": summary.get("wall_seconds")}
     write_json(directory / "meta.json", read_meta(directory) | took)
     write_json(directory / "summary.json", summary)
+    sums.write(directory)
+
+
+def is_whole(directory: Path) -> bool:
+    """Return whether a run has finished and has all its evaluations: one that fell back to an earlier
+    checkpoint has not."""
+    try:
+        rows, summary = read_metrics(directory), read_summary(directory)
+    except SableError:
+        return False
+    return bool(rows) and rows[-1]["env_steps"] == summary.get("env_steps")
+
+
+def reopen(directory: Path) -> None:
+    """Remove what only a finished run has."""
+    for name in (sums.FILE, sums.SUMMARY, sums.MARL_EVAL):
+        (directory / name).unlink(missing_ok=True)
 
 
 def find(path: str | Path) -> Path:
@@ -207,7 +228,11 @@ def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
 
 def read_metrics(directory: Path) -> list[Row]:
     """One row per seed and evaluation, in the order they were written."""
-    return read_rows(directory / "metrics.jsonl")
+    path = directory / METRICS
+    if (content := read_metrics_file(path)) is None:
+        return []
+    sums.check(path, content)
+    return parse_rows(path, content)
 
 
 def read_summary(directory: Path) -> dict[str, tp.Any]:
@@ -228,6 +253,8 @@ def read_meta(directory: Path) -> dict[str, tp.Any]:
         resumed = meta.get("resumed", [])
         if not isinstance(resumed, list) or not all(isinstance(one, dict) for one in resumed):
             raise SableError(f"{directory / 'meta.json'} is damaged: 'resumed' is not a list of objects")
+    except sums.Altered:
+        raise
     except SableError as error:
         raise SableError(f"{error}; put it back or remove it: only where the run began is lost") from None
     return meta
@@ -317,8 +344,13 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
 
 
 def read_object(path: Path) -> dict[str, tp.Any]:
+    """The JSON object in a file, which is what was written, as far as there are sums."""
     try:
-        data = json.loads(read_regular(path, MOST_JSON).decode())
+        content = read_regular(path, MOST_JSON)
+        sums.check(path, content)
+        data = json.loads(content.decode())
+    except sums.Altered:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise SableError(f"{path} cannot be read: {' '.join(str(why).split())}") from None

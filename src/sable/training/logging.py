@@ -275,18 +275,26 @@ class Events:
                     writer.close()
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, or where there is none of the metrics.jsonl.gz beside it; an end that was
-    torn by a crash is left out, damage before it refused."""
+def read_metrics(path: Path) -> bytes | None:
+    """Return what a metrics.jsonl holds, or where there is none the metrics.jsonl.gz beside it; None where
+    there is neither."""
     if path.is_file():
-        data = path.read_bytes()
-    elif (packed := path.with_name(path.name + PACKED)).is_file():
-        try:
-            data = gzip.decompress(packed.read_bytes())
-        except (OSError, EOFError, zlib.error) as error:
-            raise SableError(f"{packed} is damaged: {error}") from None
-    else:
-        return []
+        return path.read_bytes()
+    if not (packed := path.with_name(path.name + PACKED)).is_file():
+        return None
+    try:
+        return gzip.decompress(packed.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise SableError(f"{packed} is damaged: {error}") from None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl, or where there is none of the metrics.jsonl.gz beside it."""
+    return parse_rows(path, read_metrics(path) or b"")
+
+
+def parse_rows(path: Path, data: bytes) -> list[Row]:
+    """The rows in what `path` holds; an end torn by a crash is left out, damage before it refused."""
     rows = [_row(line) for line in data.decode(errors="replace").splitlines()]
     while rows and rows[-1] is None:
         rows.pop()
