@@ -77,7 +77,8 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from sable import envs, systems
+    import sable
+    from sable import systems
     from sable.config import RunConfig, SableConfig
     from sable.envs.hosted import HostedEnv
     from sable.training import hosted, loop
@@ -95,7 +96,7 @@ def main() -> None:
     print("| environment | alone | our workers | rollout | training | rollout / alone |")
     print("|---|---|---|---|---|---|")
     for name, (place, options) in PACKAGES.items():
-        env = tp.cast(HostedEnv, envs.make(f"pettingzoo:{place}", **options, workers=given.workers))
+        env = tp.cast(HostedEnv, sable.make_env(f"pettingzoo:{place}", **options, workers=given.workers))
         run = RunConfig(task=env.task, evaluation_episodes=2)
         config = SableConfig(num_envs=given.num_envs, rollout_length=32)
         system = systems.make("sable", env.spec, config)

@@ -40,7 +40,7 @@ def trained(monkeypatch, tmp_path):
         summary = {name: [1.0 for _ in run.seeds] for name in ("final_return", "absolute_return")}
         return types.SimpleNamespace(directory=directory, summary=summary, interrupted=None)
 
-    def make(task, **options):
+    def make(task, trust, /, **options):
         return types.SimpleNamespace(task=task, options=options, spec=None)
 
     monkeypatch.setattr("sable.training.loop.train", train)
@@ -102,8 +102,9 @@ MISTAKES = [
     (["train", "--resume", "nowhere"], ["nowhere is not a run"]),
     (["train", "--resume", "."], ["is not a run", "config.json"]),
     (["train", "--resume", "x", "--num_envs", "3"], ["num_envs cannot be given"]),
-    (["train", "rware/tiny-4ag", "--resume", "x"], ["task cannot be given"]),
     (["train", "--strict"], ["strict=True", "with resume"]),
+    (["train", "rware/tiny-4ag", "--resume", "x", "--env", "meet:Meet"], ["task cannot be given"]),
+    (["train", "rware/tiny-4ag", "--trust"], ["env and trust go with resume"]),
     (["evaluate"], ["missing argument RUN"]),
     (["evaluate", "nowhere"], ["nowhere is not a run"]),
     (["evaluate", "nowhere", "--episodes", "0"], ["episodes=0", "at least 1"]),

@@ -206,16 +206,3 @@ def test_no_code_of_ours_could_execute_a_file():
                     assert (node.func.value.id, node.func.attr) not in {("np", "load"), ("jnp", "load")}, (
                         where
                     )
-
-
-def test_a_policy_from_elsewhere_does_not_choose_what_is_imported(folder, tmp_path, monkeypatch):
-    shutil.copytree(folder / "team", tmp_path / "team")
-    (tmp_path / "malice.py").write_text("raise SystemExit('executed')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    about = json.loads((tmp_path / "team" / policy.ABOUT).read_text())
-    del about["sum"]
-    about["settings"]["run"]["system"] = "malice"
-    about["sum"] = policy._sum(about)
-    (tmp_path / "team" / policy.ABOUT).write_text(json.dumps(about))
-    with pytest.raises(SableError, match="its system is a module, 'malice'"):
-        sable.load(tmp_path / "team")

@@ -14,13 +14,14 @@ ALLOWED = {
     "quiet": set(),
     "types": set(),
     "parent": set(),
-    "config": {"errors"},
+    "trust": {"errors"},
+    "config": {"errors", "trust"},
     "checks": {"config", "errors"},
-    "settings": {"config", "checks", "errors"},
+    "settings": {"config", "checks", "errors", "trust"},
     "flags": {"errors"},
-    "parsers": {"config", "flags"},
+    "parsers": {"config", "flags", "trust"},
     "ops": {"types"},
-    "envs": {"types", "errors", "quiet"},
+    "envs": {"types", "errors", "quiet", "trust"},
     "kernels": {"types", "ops"},
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
@@ -34,6 +35,7 @@ ALLOWED = {
         "parent",
         "settings",
         "errors",
+        "trust",
         "envs",
         "systems",
         "training",
@@ -50,6 +52,7 @@ ALLOWED = {
         "training",
         "experiments",
         "policy",
+        "trust",
     },
 }
 HEAVY = {"jumanji": {"envs/jumanji.py", "envs/rware.py"}}
@@ -99,3 +102,17 @@ def test_the_training_layer_knows_no_concrete_system_or_suite():
     concrete = {"sable.systems.sable", "sable.systems.ppo", "sable.envs.jumanji", "sable.envs.jaxmarl"}
     for path in (ROOT / "training").glob("*.py"):
         assert not {name for name in imported(path) if any(name.startswith(bad) for bad in concrete)}, path
+
+
+def test_only_trust_imports_what_no_table_of_ours_names():
+    """A name out of a file can reach neither `find_spec`, which imports packages, nor `import_module`, except
+    through a `Trust`."""
+    tables = {"envs/__init__.py": "_MODULES[", "systems/__init__.py": "SYSTEMS["}
+    for path in FILES:
+        place = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and place != "trust.py":
+                called = ast.unparse(node.func)
+                assert called not in ("__import__", "importlib.util.find_spec", "runpy.run_module"), place
+                if called == "importlib.import_module":
+                    assert tables[place] in ast.unparse(node.args[0]), place

@@ -84,7 +84,7 @@ def test_quick_settings_of_the_default_system_divide():
         ({"task": None}, {}, ["task=None", "text"]),
         ({"options": ("reward",)}, {}, ["options=('reward',)", "name=value"]),
         ({"precision": "low"}, {}, ["precision='low'", "default, high, highest"]),
-        ({"system": "sabel"}, {}, ["unknown system 'sabel'", "did you mean 'sable'"]),
+        ({"system": "sabel"}, {}, ["system 'sabel' is not part of sable", "did you mean 'sable'"]),
         ({"system": ["sable"]}, {}, ["unknown system"]),
         ({"total_step": 1}, {}, ["unknown field 'total_step'", "did you mean 'total_steps'"]),
         ({}, {"lerning_rate": 1}, ["unknown field 'lerning_rate'", "did you mean 'learning_rate'"]),

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from sable import running
+from sable.errors import SableError, suggest
+from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
@@ -52,7 +54,7 @@ __all__ = [
 def train(
     task: "str | Env | None" = None,
     *,
-    system: str = "sable",
+    system: str | None = None,
     seeds: Sequence[int] | None = None,
     num_seeds: int | None = None,
     out: str | Path = "runs",
@@ -62,6 +64,8 @@ def train(
     strict: bool = False,
     requeue: bool = False,
     env_timeout: float | None = None,
+    env: "str | Env | None" = None,
+    trust: bool = False,
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Result":
@@ -71,43 +75,49 @@ def train(
     budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
     `sable.config.RunConfig` and of the system's configuration. They win over a `recipe` file of your own, as
     tuning writes one, and that over the built-in recipes. `resume` goes on with a run as it was configured:
-    nothing but your environment may come with it, and the number of `devices` to go on with. Where another
-    jax, device, number of devices, thread pool or source than before says that it will not be bit-exact, a
-    `strict` one is refused. `requeue` is for jobs that are started again: it resumes the run called
-    `name` if that was begun, and returns what came of it if it has finished. A Python environment, by its
-    name, that takes longer than `env_timeout` seconds (600 unless given) for an answer ends the run.
+    nothing but the number of `devices` to go on with may change. Where another jax, device, number of
+    devices, thread pool or source than before says that it will not be bit-exact, a `strict` one is refused.
+    Where it runs code from outside sable, name that again (`env`, or `task`, and `system`, as in the run, or
+    an environment itself), or `trust` it. `requeue` is for jobs that are started again: it resumes the run
+    called `name` if that was begun, and returns what came of it if it has finished. A Python environment, by
+    its name, that takes longer than `env_timeout` seconds (600 unless given) for an answer ends the run.
     """
-    from sable.errors import SableError
+    from sable import settings
     from sable.experiments import runs
     from sable.training import processes
 
-    env = None if task is None or isinstance(task, str) else task
     how: dict[str, tp.Any] = {"quiet": quiet, "strict": strict, "requeue": requeue}
     how |= {"env_timeout": env_timeout}
     if resume is not None:
-        given = {"task": env is None and task, "system": system != "sable", "seeds": seeds is not None}
-        given |= {"num_seeds": num_seeds is not None, "out": str(out) != "runs", "name": name is not None}
-        given |= {"recipe": recipe is not None}
+        given = {"seeds": seeds is not None, "num_seeds": num_seeds is not None, "out": str(out) != "runs"}
+        given |= {"name": name is not None, "recipe": recipe is not None, "task": None not in (task, env)}
         others = [name for name in fields if name != "devices"]
         _refuse_beside_resume([*(key for key, present in given.items() if present), *others])
+        env = task if env is None else env
+        leave = running.trust_in(env, system, trust)
         directory = runs.find(resume)
-        run, config = runs.read_config(directory)
+        run, config = runs.read_config(directory, leave)
         runs.refuse_batch(directory)
-        run = _on_devices(run, config, fields["devices"]) if fields else run
-        return running.train(run, config, env, partial(runs.claim, directory), resume=True, **how)
+        run = settings.changed(run, config, fields, {})[0] if fields else run
+        claim_directory = partial(runs.claim, directory)
+        return running.train(run, config, env, claim_directory, resume=True, trust=leave, **how)
     if strict and not requeue:
         raise SableError("strict=True is for a run to go on with: give it with resume")
+    if trust or env is not None:
+        raise SableError("env and trust go with resume: a new run's task and system are named already")
+    system = system or "sable"
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    how["trust"] = Trust(env=run.task, system=run.system)
     if requeue and (begun := _begun(Path(out), run, config, name)) is not None:
         from sable.training.loop import Result
 
         if begun.finished:
             return Result(begun.directory, runs.read_summary(begun.directory))
-        return running.train(run, config, env, partial(runs.claim, begun.directory), resume=True, **how)
+        return running.train(run, config, task, partial(runs.claim, begun.directory), resume=True, **how)
     if processes.launched(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     claim_directory = partial(runs.claim_new, Path(out), run, config, name)
-    return running.train(run, config, env, claim_directory, resume=False, **how)
+    return running.train(run, config, task, claim_directory, resume=False, **how)
 
 
 def configure(
@@ -125,20 +135,21 @@ def configure(
     from sable.envs import tasks
     from sable.envs.own import is_own, locate
 
-    quick = settings.quick(system) if task is None else {}
+    trust = Trust(env=task if isinstance(task, str) else None, system=system)
+    quick = settings.quick(system, trust) if task is None else {}
     name = task if isinstance(task, str) else f"custom/{type(task).__name__}"
     name = quick.get("task", RunConfig.task) if task is None else name
-    own = settings.own_recipe(recipe, system, name) if recipe is not None else {}
-    run_fields, system_fields = settings.split({**quick, **own, **fields}, system)
+    own = settings.own_recipe(recipe, system, name, trust) if recipe is not None else {}
+    run_fields, system_fields = settings.split({**quick, **own, **fields}, system, trust)
     run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
     if isinstance(task, str) and is_own(task):
-        locate(task)
+        locate(task, trust)
         known = None  # its sizes are known once it is made
     else:
         known = tasks.parse(name) if task is None or isinstance(task, str) else None
-    run, config = settings.resolve(run_fields, system_fields)
+    run, config = settings.resolve(run_fields, system_fields, trust)
     if known is not None:
         tasks.with_options(known, running.options(run))
         check_actions(system, discrete=known.num_actions > 0, task=known.id)
@@ -159,27 +170,33 @@ def plan(
 
     It compiles a few programs and runs a few updates; nothing is written.
     """
-    from sable.envs.own import is_own, locate
-    from sable.errors import SableError
+    from sable.envs.own import is_own, parse
 
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    if is_own(run.task) and locate(run.task).hosted:
+    if is_own(run.task) and parse(run.task).hosted:
         raise SableError(
             f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
             "tells its pace, and sable train, before it starts, its memory"
         )
-    env = running.env_of(run) if task is None or isinstance(task, str) else task
+    env = running.env_of(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
     from sable.experiments.plan import plan
 
     return plan(env, run, config)
 
 
 def evaluate(
-    run: str | Path, *, episodes: int = 320, seed: int | None = None, env: "Env | None" = None
+    run: str | Path,
+    *,
+    episodes: int = 320,
+    seed: int | None = None,
+    env: "str | Env | None" = None,
+    system: str | None = None,
+    trust: bool = False,
 ) -> dict[str, tp.Any]:
     """How the best parameters of a run play: the return of every seed, with its 95 % interval.
 
-    `env` is needed where the run trained an environment of your own.
+    Where the run ran code from outside sable, name it again (`env`, or the environment itself, and `system`,
+    as in the run), or `trust` the run.
     """
     from sable.checks import check_count
     from sable.experiments import runs
@@ -187,13 +204,14 @@ def evaluate(
     check_count("episodes", episodes, 1, 2**24)
     check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
     directory = runs.find(run)
-    run_config, config = runs.read_config(directory)
-    with running.env_for(run_config, env) as env:
+    leave = running.trust_in(env, system, trust)
+    run_config, config = runs.read_config(directory, leave)
+    with running.env_for(run_config, env, leave) as env:
         from sable import systems
         from sable.training import best
 
-        system = systems.make(run_config.system, env.spec, config)
-        return best.evaluate(env, system, run_config, config, directory, episodes=episodes, seed=seed)
+        made = systems.make(run_config.system, env.spec, config)
+        return best.evaluate(env, made, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -264,9 +282,10 @@ def tune(
     from sable.experiments import tune
 
     run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
-    _, given = settings.split(fields, system)
+    trust = Trust(env=task, system=system)
+    _, given = settings.split(fields, system, trust)
     study = {"trials": trials, "points": points, "out": Path(out), "storage": storage, "quiet": quiet}
-    return tune.tune(run, config, partial(running.env_of, run), given=given, **study)
+    return tune.tune(run, config, partial(running.env_of, run, trust), given=given, trust=trust, **study)
 
 
 def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -> "Report":
@@ -295,7 +314,6 @@ def publish(
     or are published already (with `replace` those rows give way, if settings or code are others: they stay,
     superseded, for that `reason`).
     """
-    from sable.errors import SableError
     from sable.experiments import ledger, publish, results_page
 
     def export_policies(directory: Path) -> Path:
@@ -320,18 +338,21 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     out: str | Path = "reproduced",
     results: str | Path | None = None,
+    trust: bool = False,
     quiet: bool = False,
 ) -> "Reproduction":
     """What comes of running a row of the ledger again, with its settings and its seeds, or some of them.
     Called again, it goes on where it stopped. `results` is the folder of the ledger: that of the current
-    folder, or the one that came with sable, unless given."""
+    folder, or the one that came with sable, unless given. A row may name code from outside sable: it is run
+    only if you `trust` the row."""
     from sable.experiments import ledger
 
     found = ledger.require(ledger.read(None if results is None else Path(results).expanduser()), row)
     from sable.experiments import reproduce  # and so numpy, which a row that is not there need not wait for
 
-    again = reproduce.cell(found, Path(out), seeds)
-    return reproduce.reproduce(found, again, lambda directory: train(resume=directory, quiet=quiet))
+    again = reproduce.cell(found, Path(out), seeds, Trust(everything=trust))
+    go_on = partial(train, quiet=quiet, trust=trust)
+    return reproduce.reproduce(found, again, lambda directory: go_on(resume=directory))
 
 
 def evaluate_row(
@@ -341,9 +362,11 @@ def evaluate_row(
     episodes: int = 320,
     seed: int | None = None,
     results: str | Path | None = None,
+    trust: bool = False,
 ) -> "Measurement":
     """Return how the policies that a row of the ledger keeps, of its seeds or some of them, play fresh
-    episodes, beside what the row says. `results` is the folder of the ledger and of the policies."""
+    episodes, beside what the row says. `results` is the folder of the ledger and of the policies. A row may
+    name code from outside sable: it is run only if you `trust` the row."""
     from sable.checks import check_count
     from sable.experiments import ledger, reproduce
 
@@ -352,22 +375,26 @@ def evaluate_row(
     place = None if results is None else Path(results).expanduser()
     found = ledger.require(ledger.read(place), row)
     folders = reproduce.policies(found, place or Path("results"), seeds)
+    leave = Trust(everything=trust)
     from sable import policy  # and so jax, which a mistake need not wait for
 
-    teams = [policy.load(folder, seed=of_seed) for of_seed, folder in folders.items()]
-    with running.env_for(teams[0].run, None) as env:
+    teams = [policy.load(folder, seed=of_seed, trust=leave) for of_seed, folder in folders.items()]
+    with running.env_for(teams[0].run, None, leave) as env:
         returns = policy.measure(teams, env, episodes=episodes, seed=seed)
     return reproduce.measured(found, list(folders), returns)
 
 
-def load(path: str | Path, *, seed: int | None = None) -> "Policy":
+def load(
+    path: str | Path, *, seed: int | None = None, system: str | None = None, trust: bool = False
+) -> "Policy":
     """The trained team of a run or of an exported folder, ready to act: numpy in, numpy out.
 
-    Of a run's seeds it is the one with the highest absolute return, or the one given. Needs no suite.
+    Of a run's seeds it is the one with the highest absolute return, or the one given. Needs no suite. A
+    `system` of your own is imported only if you name it here, or `trust` the folder.
     """
     from sable import policy
 
-    return policy.load(path, seed=seed)
+    return policy.load(path, seed=seed, trust=Trust(system=system, everything=trust))
 
 
 def export(
@@ -377,12 +404,13 @@ def export(
     seed: int | None = None,
     every_seed: bool = False,
     format: str = "safetensors",
+    system: str | None = None,
+    trust: bool = False,
 ) -> Path:
     """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
     model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable. With
-    `every_seed` the policies of all seeds, weights and settings alone, each in a folder of its number."""
-    from sable.errors import SableError, suggest
-
+    `every_seed` the policies of all seeds, weights and settings alone, each in a folder of its number. A
+    `system` of your own is imported only if you name it here, or `trust` the run."""
     formats = ("safetensors", "stablehlo", "onnx")
     if format not in formats:
         near = suggest(str(format), formats)
@@ -391,14 +419,14 @@ def export(
         raise SableError("every_seed goes with no seed, and with safetensors alone")
     from sable import policy
 
+    leave = Trust(system=system, everything=trust)
     if every_seed:
-        return policy.export_seeds(run, out)
-
+        return policy.export_seeds(run, out, leave)
     if format == "safetensors":
-        return policy.export(run, out, seed=seed)
+        return policy.export(run, out, seed=seed, trust=leave)
     from sable import deployment
 
-    return policy.export(run, out, seed=seed, write=partial(deployment.write, format=format))
+    return policy.export(run, out, seed=seed, trust=leave, write=partial(deployment.write, format=format))
 
 
 def watch(
@@ -410,7 +438,9 @@ def watch(
     run_seed: int | None = None,
     formats: Sequence[str] = ("gif", "html"),
     out: str | Path | None = None,
-    env: "Env | None" = None,
+    env: "str | Env | None" = None,
+    system: str | None = None,
+    trust: bool = False,
     quiet: bool = True,
 ) -> list[Path]:
     """The files that show how the best parameters of a run, or of an exported folder, play: a film (gif, mp4)
@@ -418,12 +448,11 @@ def watch(
 
     The episodes are those that `evaluate` would play for the same `seed`, with sampled actions, or with the
     most probable ones if `greedy`. `run_seed` is which of the run's seeds plays, the best unless given. They
-    are written to the folder `out`, by default `watch` in the run. `env` is needed where the run trained an
-    environment of your own.
+    are written to the folder `out`, by default `watch` in the run. Where the run ran code from outside sable,
+    name it again (`env`, or the environment itself, and `system`, as in the run), or `trust` it.
     """
     from sable.checks import check_count
-    from sable.envs.own import is_own, locate
-    from sable.errors import SableError, suggest
+    from sable.envs.own import is_own, parse
 
     names = ("gif", "mp4", "html")
     for name in formats if not isinstance(formats, str) else (formats,):
@@ -440,15 +469,16 @@ def watch(
     from sable.policy import load
     from sable.watching import show
 
-    policy = load(directory, seed=run_seed)
-    if env is None and is_own(policy.run.task) and locate(policy.run.task).hosted:
+    leave = running.trust_in(env, system, trust)
+    policy = load(directory, seed=run_seed, trust=leave)
+    if isinstance(env, str | None) and is_own(policy.run.task) and parse(policy.run.task).hosted:
         raise SableError(
             f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
             "sable.load and its own viewer"
         )
     return show.watch(
         policy,
-        running.env_of(policy.run) if env is None else env,
+        running.env_of(policy.run, leave) if isinstance(env, str | None) else env,
         directory / "watch" if out is None else Path(out).expanduser(),
         episodes=episodes,
         seed=seed,
@@ -463,7 +493,7 @@ def check(task: "str | Env", **options: tp.Any) -> "list[Finding]":
     `task` is a name, or an environment of your own."""
     from sable import envs
 
-    env = envs.make(task, **options) if isinstance(task, str) else task
+    env = envs.make(task, Trust(env=task), **options) if isinstance(task, str) else task
     from sable.envs.doctor import examine
 
     try:
@@ -477,7 +507,7 @@ def make_env(task: str, **options: tp.Any) -> "Env":
     """The environment of that task, with the task's options changed as given."""
     from sable import envs
 
-    return envs.make(task, **options)
+    return envs.make(task, Trust(env=task), **options)
 
 
 def list_tasks(suite: str | None = None) -> "list[Task]":
@@ -494,17 +524,8 @@ def list_systems() -> list[str]:
     return list(SYSTEM_CONFIGS)
 
 
-def _on_devices(run: "RunConfig", config: "SystemConfig", devices: tp.Any) -> "RunConfig":
-    """The run, on that many devices."""
-    from sable import settings
-
-    data = settings.to_dict(run, config)
-    return settings.resolve(data["run"] | {"devices": devices}, data["config"])[0]
-
-
 def _begun(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None) -> "Cell | None":
     """The run of that name, if it was begun; refused where it was with other settings."""
-    from sable.errors import SableError
     from sable.experiments import benchmark
 
     if name is None:
@@ -516,7 +537,6 @@ def _begun(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None
 
 def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:
     from sable.checks import MOST_SEEDS, check_count
-    from sable.errors import SableError
 
     if seeds is not None and num_seeds is not None:
         raise SableError(f"seeds={seeds!r} and num_seeds={num_seeds!r} were both given; give one of them")
@@ -529,8 +549,6 @@ def _seeds(seeds: Sequence[int] | None, num_seeds: int | None) -> tp.Any:
 
 
 def _refuse_beside_resume(names: list[str]) -> None:
-    from sable.errors import SableError
-
     if names:
         raise SableError(
             f"resume goes on with a run as it was configured; {names[0]} cannot be given with it"

@@ -16,7 +16,7 @@ import sable
 from sable import printed
 from sable.errors import SableError, suggest
 from sable.flags import Argv, Help, Parser, parse, reader
-from sable.parsers import benchmark_parser, plan_parser, system_of, train_parser, tune_parser
+from sable.parsers import add_trust, benchmark_parser, plan_parser, system_of, train_parser, tune_parser
 
 if tp.TYPE_CHECKING:
     from sable.experiments.benchmark import Cell
@@ -52,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # else somebody else's process
         _be_a_process()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "" not in sys.path:  # a system of the user's own is a module, most likely in the current folder
-        sys.path.append("")
     try:
         code = _dispatch(arguments)
         _flush()
@@ -123,11 +121,12 @@ def _train(argv: Argv) -> int:
 
 def _report_training(result: "Result", quiet: bool, requeue: bool) -> int:
     """Say how training ended, where no other process does; the exit code."""
-    from sable.training.interruption import resume_hint
+    from sable.experiments.runs import how_to_resume
     from sable.training.processes import leads
 
     if result.interrupted is not None:
-        return _interrupted(result.interrupted, resume_hint(result.directory), requeue, speaks=leads())
+        hint = f"go on with: sable train {how_to_resume(result.directory)}"
+        return _interrupted(result.interrupted, hint, requeue, speaks=leads())
     if leads() and not quiet:
         print(f"{printed.results(result.summary)}\n{result.directory}")
     return 0
@@ -163,6 +162,7 @@ def _evaluate(argv: Argv) -> int:
     parser.add_count("--episodes", "episodes per seed (default: 320)")
     parser.add_count("--seed", "seed of the episodes (default: a fixed one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    add_trust(parser)
     given = parse(parser, argv)
     as_json = given.pop("json", False)
     results = sable.evaluate(given.pop("run"), **given)
@@ -252,7 +252,7 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool, requeue: bool) ->
     if cell.finished:
         print(f"{cell.directory} has finished already")
         return 0
-    result = sable.train(resume=benchmark.prepare(cell), quiet=quiet, requeue=requeue)
+    result = sable.train(resume=benchmark.prepare(cell), quiet=quiet, requeue=requeue, trust=cell.is_own)
     return _report_training(result, quiet, requeue)
 
 
@@ -290,6 +290,7 @@ def _export(argv: Argv) -> int:
         help="safetensors (default), or one step of the team as a function that runs without sable: "
         "stablehlo (with jax), onnx (with an ONNX runtime; takes the most probable actions)",
     )
+    add_trust(parser, env=False)
     given = parse(parser, argv)
     print(sable.export(given.pop("run"), given.pop("out"), **given))
     return 0
@@ -314,6 +315,7 @@ def _watch(argv: Argv) -> int:
         help="gif, mp4 (needs sable[video]), html, or several (default: gif html)",
     )
     parser.add_argument("-o", "--out", metavar="FOLDER", help="folder to write to (default: RUN/watch)")
+    add_trust(parser)
     given = parse(parser, argv)
     for path in sable.watch(given.pop("run"), quiet=False, **given):
         print(path)
@@ -407,6 +409,7 @@ def _reproduce(argv: Argv) -> int:
         help="folder of the ledger (default: results here, or else the ledger that came with sable)",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
+    parser.add_argument("--trust", action="store_true", help="run the code from outside sable that ROW names")
     parser.epilog = (
         "Exit code 0: within; 1: outside. It takes about the minutes that the list shows; stop it whenever "
         "you like, the same command goes on. Returns are the same to the last bit on the same kind of "

@@ -5,13 +5,15 @@ ones are allowed.
 """
 
 import dataclasses
-import importlib
-import importlib.util
 import math
+import sys
 import typing as tp
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 from sable.errors import SableError, suggest
+from sable.trust import NOTHING, Trust, Untrusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,29 +283,51 @@ ONLY_ACTIONS = {"masac": "continuous", "hasac": "continuous", "qmix": "discrete"
 """The systems that can do with one kind of actions only."""
 
 
-def system_config(system: tp.Any) -> type[SystemConfig]:
-    """The configuration class of the system called `system`: one of ours, or a module's `Config`."""
+def system_config(system: tp.Any, trust: Trust = NOTHING) -> type[SystemConfig]:
+    """Return the configuration class of the system called `system`: one of ours, or a module's `Config`."""
     if isinstance(system, str) and system in SYSTEM_CONFIGS:
         return SYSTEM_CONFIGS[system]
-    return own_system(system).Config
+    return own_system(system, trust).Config
 
 
-def own_system(name: tp.Any) -> tp.Any:
-    """The module of that name, where a user keeps a system: `Config` and `make` (docs/add-a-system.md)."""
+def own_system(name: tp.Any, trust: Trust) -> ModuleType:
+    """Import the module of that name, where a user keeps a system: `Config` and `make`
+    (docs/add-a-system.md)."""
+    is_name = isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+    near = suggest(str(name), SYSTEM_CONFIGS)
     try:
-        known = importlib.util.find_spec(name)
-    except (AttributeError, ImportError, TypeError, ValueError):  # not the name of a module
-        known = None
-    if known is None:
+        known = is_name and trust.exists("system", name, name)
+    except Untrusted as error:
+        raise Untrusted(f"{error}{near}") from None
+    if not known:
         raise SableError(
             f"unknown system {name!r}; known systems: {', '.join(SYSTEM_CONFIGS)}, "
-            f"or a module with one of your own{suggest(str(name), SYSTEM_CONFIGS)}"
+            f"or a module with one of your own{near}"
         )
-    module = importlib.import_module(name)
+    module = trust.import_module("system", name, name)
     for part in ("Config", "make"):
         if not hasattr(module, part):
             raise SableError(f"module {name!r} holds no system: it has no {part}")
     return module
+
+
+def imported_system(name: str, config: SystemConfig) -> ModuleType:
+    """Return the module of a user's own system that `config` is the configuration of. A configuration of its
+    class is only there if `own_system` was allowed to import it."""
+    module = sys.modules.get(name)
+    if module is None or type(config) is not getattr(module, "Config", None):
+        raise SableError(f"unknown system {name!r}; known systems: {', '.join(SYSTEM_CONFIGS)}")
+    return module
+
+
+def needs_trust(task: str, system: str) -> bool:
+    """Return whether a run runs code from outside sable."""
+    return ":" in task or system not in SYSTEM_CONFIGS
+
+
+def resume_argv(directory: Path | str, task: str, system: str) -> list[str]:
+    """Return the flags of `sable train` that go on with a run, --trust among them where it needs that."""
+    return ["--resume", str(directory), *["--trust"] * needs_trust(task, system)]
 
 
 def field_names(cls: type) -> list[str]:

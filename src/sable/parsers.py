@@ -2,8 +2,9 @@
 
 import typing as tp
 
-from sable.config import RunConfig, system_config
+from sable.config import RunConfig, SystemConfig, system_config
 from sable.flags import Argv, Parser, add_flags, own_classes, reader, tidied
+from sable.trust import Trust
 
 
 def system_of(argv: Argv) -> str:
@@ -11,8 +12,25 @@ def system_of(argv: Argv) -> str:
     parser = Parser("train", "")
     parser.add_argument("--system")
     system = getattr(parser.parse_known_args(tidied(argv))[0], "system", "sable")
-    system_config(system)
+    _class(system)
     return system
+
+
+def _class(system: str) -> type[SystemConfig]:
+    """The configuration class of a system that the caller named."""
+    return system_config(system, Trust(system=system))
+
+
+def add_trust(parser: Parser, *, env: bool = True, system: bool = True) -> None:
+    """The flags that let code from outside sable run which a RUN names."""
+    of_run = "that RUN was trained {}: imported only if it is named here"
+    if env:
+        text = "the environment of your own " + of_run.format("on")
+        parser.add_argument("--env", metavar="ENV", help=text)
+    if system:
+        text = "the system of your own " + of_run.format("with")
+        parser.add_argument("--system", metavar="SYSTEM", help=text)
+    parser.add_argument("--trust", action="store_true", help="run all code from outside sable that RUN names")
 
 
 def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Parser:
@@ -39,6 +57,7 @@ def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Pars
         "environments, before it counts as hanging, which ends the run (default: 600)",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
+    add_trust(parser, system=False)
     _add_run_flags(parser, system, defaults or {})
     return parser
 
@@ -73,7 +92,7 @@ def _add_run_flags(parser: Parser, system: str, defaults: dict[str, tp.Any]) -> 
     )
     parser.add_count("--num-seeds", "as many seeds, from 0 on, instead of --seeds")
     parser.add_argument("--recipe", metavar="FILE", help="settings from a file, as `sable tune` writes one")
-    for cls in (RunConfig, *own_classes(system_config(system))):
+    for cls in (RunConfig, *own_classes(_class(system))):
         add_flags(parser, cls, defaults, leave_out=("task",))
 
 
@@ -103,7 +122,7 @@ def tune_parser(system: str) -> Parser:
         "with recipe.toml (the best trial's settings, for sable train TASK --recipe FILE), trials.csv and "
         "study.png."
     )
-    for cls in (RunConfig, *own_classes(system_config(system))):
+    for cls in (RunConfig, *own_classes(_class(system))):
         add_flags(parser, cls, {}, leave_out=("task", "seeds", "label"))
     return parser
 

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import shutil
-import sys
 import typing as tp
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from sable.files import remove_leftovers, write_atomically
 from sable.ops import tree
 from sable.training import best, checkpoint, loop
 from sable.training.logging import number
+from sable.trust import NOTHING, Trust, Untrusted
 from sable.types import EnvSpec, Observation, PyTree, struct
 
 FORMAT = 2
@@ -127,14 +127,15 @@ class Policy:
         return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
 
 
-def load(path: str | Path, *, seed: int | None = None) -> Policy:
+def load(path: str | Path, *, seed: int | None = None, trust: Trust = NOTHING) -> Policy:
     """The policy of a run, its best parameters, or of a folder that `export` wrote.
 
-    Of a run's seeds it is the one with the highest absolute return, or the one given.
+    Of a run's seeds it is the one with the highest absolute return, or the one given. A system from outside
+    sable is imported only if `trust` covers it.
     """
     directory = Path(path).expanduser()
     if not (directory / ABOUT).is_file():
-        return _of_run(runs.find(directory), seed)
+        return _of_run(runs.find(directory), seed, trust)
     about = _read(directory / ABOUT)
     total = about.pop("sum", None)
     try:
@@ -142,8 +143,9 @@ def load(path: str | Path, *, seed: int | None = None) -> Policy:
             total != _sum(about) and (about["format"], total) != (1, None)
         ):
             raise SableError("it is not what was written")
-        _refuse_foreign_code(about["settings"]["run"]["system"])
-        (run, config), spec = settings.from_dict(about["settings"]), _spec(about["spec"])
+        (run, config), spec = settings.from_dict(about["settings"], trust), _spec(about["spec"])
+    except Untrusted as error:
+        raise Untrusted(f"{directory}: {error}") from None
     except (KeyError, TypeError, SableError) as error:
         raise SableError(f"{directory / ABOUT} cannot be used: {error}") from None
     kinds = _parameters(run, config, spec)
@@ -160,6 +162,7 @@ def export(
     *,
     seed: int | None = None,
     write: tp.Callable[[Policy, Path], None] | None = None,
+    trust: Trust = NOTHING,
 ) -> Path:
     """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
     what `write` makes of the policy in it."""
@@ -168,7 +171,7 @@ def export(
     ours = not folder.exists() or (write is None and _is_ours(folder))
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
-    policy = _of_run(directory, seed)
+    policy = _of_run(directory, seed, trust)
     runs.read_meta(directory)  # a damaged one is refused before anything is written
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,10 +196,10 @@ def _is_ours(folder: Path) -> bool:
     return WEIGHTS in names and names <= {WEIGHTS, "curve.png", "README.md"}
 
 
-def export_seeds(run: str | Path, out: str | Path) -> Path:
+def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Path:
     """Return the folder `out` with a folder for every seed of a run in it, which `load` reads."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    found = _best(directory)
+    found = _best(directory, trust)
     places = {seed: folder / str(seed) for seed in found.run.seeds}
     for place in places.values():
         remove_leftovers(place)
@@ -269,9 +272,9 @@ class Best(tp.NamedTuple):
     ranks: np.ndarray  # [S] the absolute returns, or scores in training where the run has not finished
 
 
-def _of_run(directory: Path, seed: int | None) -> Policy:
+def _of_run(directory: Path, seed: int | None, trust: Trust) -> Policy:
     """A run's policy."""
-    return _policy(_best(directory), seed, directory)
+    return _policy(_best(directory, trust), seed, directory)
 
 
 def _policy(found: Best, seed: int | None, directory: Path) -> Policy:
@@ -285,8 +288,8 @@ def _policy(found: Best, seed: int | None, directory: Path) -> Policy:
     return Policy(run, found.config, found.spec, _nested(params), run.seeds[index])
 
 
-def _best(directory: Path) -> Best:
-    run, config = runs.read_config(directory)
+def _best(directory: Path, trust: Trust = NOTHING) -> Best:
+    run, config = runs.read_config(directory, trust)
     saved = _read(directory / "spec.json")
     if not saved:
         raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
@@ -331,14 +334,6 @@ def _absolute(directory: Path) -> np.ndarray:
     return np.array([number(x) for x in found] if isinstance(found, list) else [], float)
 
 
-def _refuse_foreign_code(system: tp.Any) -> None:
-    """A folder from elsewhere must not choose which module is imported here."""
-    if system not in SYSTEM_CONFIGS and system not in sys.modules:
-        raise SableError(
-            f"its system is a module, {system!r}: import it yourself, if you trust it, and load again"
-        )
-
-
 def _sum(about: dict[str, tp.Any]) -> str:
     """The SHA-256 sum of what is said about a policy."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -374,6 +369,7 @@ def _card(policy: Policy, directory: Path) -> str:
     actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
     returns = ", ".join(f"{x:.4g}" for x in _absolute(directory)) or "not finished"
     seeds = ", ".join(map(str, policy.run.seeds))
+    named = "" if policy.run.system in SYSTEM_CONFIGS else f", system={policy.run.system!r}"
     curve = "![evaluation return over environment steps](curve.png)\n\n"
     return f"""# {policy.run.system} on {policy.run.task}
 
@@ -385,7 +381,7 @@ Return of the best parameters on {policy.run.absolute_episodes} fresh episodes, 
 {curve if (directory / "curve.png").is_file() else ""}```python
 import sable
 
-policy = sable.load("this folder")
+policy = sable.load("this folder"{named})
 policy.reset(batch=1)
 actions = policy.act(views)  # numpy [1, {spec.num_agents}, {spec.view_size}] -> [1, {spec.num_agents}]
 ```

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sable.quiet import silenced
+from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
     from sable.config import RunConfig, SystemConfig
@@ -19,11 +20,12 @@ if tp.TYPE_CHECKING:
 def train(
     run: "RunConfig",
     config: "SystemConfig",
-    env: "Env | None",
+    env: "Env | str | None",
     claim_directory: Callable[[], tp.ContextManager[Path]],
     *,
     resume: bool,
     quiet: bool,
+    trust: Trust,
     strict: bool = False,
     requeue: bool = False,
     env_timeout: float | None = None,
@@ -37,12 +39,12 @@ def train(
     processes.join(run)  # before anything touches a device
     with ExitStack() as held:
         held.enter_context(silenced(quiet))
-        env = held.enter_context(env_for(run, env, env_timeout))
+        env = held.enter_context(env_for(run, env, trust, env_timeout))
         from sable import systems
         from sable.envs.hosted import HostedEnv
         from sable.training import checkpoint, devices, hosted, loop, memory
         from sable.training.curve import draw_curve
-        from sable.training.interruption import Exit, interruption, resume_hint
+        from sable.training.interruption import Exit, interruption
 
         system = systems.make(run.system, env.spec, config)
         hosted.refuse_sharing(env, mesh := devices.make_mesh(run, config))
@@ -60,7 +62,8 @@ def train(
             return str(directory)
 
         directory = Path(processes.from_first(hold))
-        exit = Exit(resume_hint(directory), requeue, speaks=processes.leads())
+        hint = f"go on with: sable train {runs.how_to_resume(directory)}"
+        exit = Exit(hint, requeue, speaks=processes.leads())
         interrupted = held.enter_context(interruption(exit))
         parts = env, system, run, config, directory
         how = {"resume": resume, "quiet": quiet, "circumstances": here, "interrupted": interrupted}
@@ -87,7 +90,7 @@ def leave_film(directory: Path, env: "Env", run: "RunConfig", *, quiet: bool) ->
     """Leave a short film in a run's folder, or say in one line why there is none."""
     from sable.watching.show import leave_video
 
-    problem = leave_video(directory, env, run.seeds[0])
+    problem = leave_video(directory, env, run)
     if problem and not quiet:
         print(f"sable: {problem}", file=sys.stderr)
 
@@ -104,9 +107,14 @@ def _refusal(
     return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
 
 
-def env_of(run: "RunConfig", timeout: float | None = None) -> "Env":
-    """The environment that a run's configuration names. A Python one may take `timeout` seconds to answer;
-    where None, what is usual."""
+def trust_in(env: "Env | str | None", system: str | None, everything: bool) -> Trust:
+    """Return what the caller of a command named beside a run, or trusts."""
+    return Trust(env=env if isinstance(env, str) else None, system=system, everything=everything)
+
+
+def env_of(run: "RunConfig", trust: Trust, timeout: float | None = None) -> "Env":
+    """The environment that a run's configuration names, if `trust` covers it. A Python one may take `timeout`
+    seconds to answer; where None, what is usual."""
     from sable import envs
     from sable.errors import SableError
 
@@ -115,26 +123,29 @@ def env_of(run: "RunConfig", timeout: float | None = None) -> "Env":
             f"{run.task} is an environment of yours: go on from Python, giving it beside the run"
         )
     if timeout is None:
-        return envs.make(run.task, **options(run))
-    from sable.envs.own import is_own, locate
+        return envs.make(run.task, trust, **options(run))
+    from sable.envs.own import is_own, parse
 
-    if not is_own(run.task) or not locate(run.task).hosted:
+    if not is_own(run.task) or not parse(run.task).hosted:
         raise SableError(
             f"env_timeout={timeout!r} is for Python environments (pettingzoo:module:factory); "
             f"{run.task} is none"
         )
-    return envs.make(run.task, **options(run), env_timeout=timeout)
+    return envs.make(run.task, trust, **options(run), env_timeout=timeout)
 
 
 @contextmanager
-def env_for(run: "RunConfig", env: "Env | None", timeout: float | None = None) -> tp.Iterator["Env"]:
+def env_for(
+    run: "RunConfig", env: "Env | str | None", trust: Trust, timeout: float | None = None
+) -> tp.Iterator["Env"]:
     """The environment as given, or the one that the configuration names, which is closed behind us if it runs
     in processes of its own."""
-    made = env_of(run, timeout) if env is None else env
+    given = None if isinstance(env, str) else env
+    made = env_of(run, trust, timeout) if given is None else given
     try:
         yield made
     finally:
-        if env is None and hasattr(made, "close"):
+        if given is None and hasattr(made, "close"):
             made.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 

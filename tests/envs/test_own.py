@@ -41,7 +41,11 @@ def test_the_documented_environment_is_short_sound_and_learns_by_its_name(here, 
     assert main(argv.split()) == 0
     run = here / "runs" / "own" / "meet-Meet" / "ippo" / "mine"
     assert set(json.loads((run / "summary.json").read_text())) > {"absolute_return", "absolute_met"}
-    assert main(["evaluate", str(run), "--episodes", "4", "--json"]) == 0
+    assert main(["evaluate", str(run)]) == 2
+    assert "its environment 'meet:Meet' is not part of sable" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--env", "meet:Mute"]) == 2
+    assert "its environment is 'meet:Meet', not 'meet:Mute'" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--env", "meet:Meet", "--episodes", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "meet:Meet"
 
 
@@ -49,11 +53,17 @@ MODULE = """
 import missing_thing
 """
 BROKEN = """
-class Needs:
-    def __init__(self, size): self.size = size
 class Empty:
     pass
-def fails(): raise RuntimeError("no power")
+class Half:
+    reset = step = rekey = None
+class Needs(Half):
+    def __init__(self, size): self.size = size
+class Fails(Half):
+    def __init__(self): raise RuntimeError("no power")
+def called(): raise RuntimeError("called")
+there = Half()
+there.spec = None
 """
 
 
@@ -66,10 +76,13 @@ def fails(): raise RuntimeError("no power")
         ("broken:Needs:more", "is named module:Class"),
         ("pettingzoo:broken", "pettingzoo:module:factory"),
         ("unimportable:Env", "No module named 'missing_thing' (unimportable.py, line 2)"),
-        ("broken:Absent", "module 'broken' has no 'Absent'; it has Needs, Empty, fails"),
+        ("broken:Absent", "module 'broken' has no 'Absent'; it has Empty, Half, Needs, Fails, called, there"),
         ("broken:Needs", "missing 1 required positional argument: 'size'"),
-        ("broken:Empty", "is no environment: it has no spec"),
-        ("broken:fails", "RuntimeError: no power (broken.py, line 6)"),
+        ("broken:Empty", "is no environment: it has no reset"),
+        ("broken:Half", "is no environment: it has no spec"),
+        ("broken:called", "is no environment: it has no reset"),
+        ("os:system", "is no environment: it has no reset"),
+        ("broken:Fails", "RuntimeError: no power (broken.py, line 9)"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sable import envs
+import sable
 from sable.errors import SableError
 from sable.quiet import silenced
 
@@ -35,7 +35,7 @@ def make():
     made = []
 
     def make(factory, **options):
-        made.append(envs.make(f"pettingzoo:parallel_envs:{factory}", **options))
+        made.append(sable.make_env(f"pettingzoo:parallel_envs:{factory}", **options))
         return made[-1]
 
     yield make
@@ -286,10 +286,11 @@ def test_masks_without_a_legal_action_and_unknown_agents_are_refused(make, facto
 SCRIPT = """
 import signal, sys
 import numpy as np
-from sable import envs
+import sable
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests run in the background ignore it
 how = sys.argv[1]
-env = envs.make("pettingzoo:parallel_envs:delayed", workers=2, fails_at=None if how == "work" else 1, how=how)
+fails_at = None if how == "work" else 1
+env = sable.make_env("pettingzoo:parallel_envs:delayed", workers=2, fails_at=fails_at, how=how)
 env.reset("one", np.arange(4))
 print(*(worker.process.pid for worker in env._workers), flush=True)
 while True:
@@ -333,7 +334,7 @@ def test_real_packages_play_as_they_do_alone(name):
     """The same seeds and actions give the same views and rewards as the package itself."""
     pytest.importorskip({"mpe2": "mpe2", "gymn": name.rpartition(" ")[2]}[name[:4]])
     options = REAL[name]
-    env = envs.make(f"pettingzoo:{name.partition(' ')[0]}", **options, workers=1)
+    env = sable.make_env(f"pettingzoo:{name.partition(' ')[0]}", **options, workers=1)
     try:
         timestep = env.reset("one", np.array([7]))
         arguments = {key: value for key, value in options.items() if key != "time_limit"}
@@ -373,7 +374,7 @@ def test_the_documented_factories_are_cut_short_at_the_limit_given(tmp_path, mon
     text = (HERE.parents[1] / "docs" / "add-an-environment.md").read_text()
     (tmp_path / "teams.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1])
     monkeypatch.syspath_prepend(str(tmp_path))
-    env = envs.make(f"pettingzoo:teams:{factory}", time_limit=limit, workers=1)
+    env = sable.make_env(f"pettingzoo:teams:{factory}", time_limit=limit, workers=1)
     try:
         env.reset("one", np.arange(2))
         steps = [env.step("one", np.zeros((2, 2), np.int32)) for _ in range(limit)]

@@ -594,7 +594,7 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
     ],
 )
 def test_the_command_of_a_row_has_its_settings(run, config):
-    words = ledger.command(run, config).split()[2:]
+    words = ledger.command(run, vars(config)).split()[2:]
     given = parse(train_parser(system_of(words)), words)
     found = sable.configure(given.pop("task"), **given)
     assert found == (run, config)

@@ -641,8 +641,10 @@ def test_a_system_of_ones_own_is_tuned_if_it_says_where_to_search(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "quiet_one.py").write_text(code)
     (tmp_path / "open_one.py").write_text(code + "SEARCH_SPACE = {'clip_eps': [0.1, 0.2]}")
-    assert "'quiet_one' has no search space" in refusal_of(lambda: tune.dimensions("quiet_one", CONFIG))
-    assert tune.dimensions("open_one", CONFIG) == {"clip_eps": [0.1, 0.2]}
+    configs = {name: sable.configure(TASK, system=name)[1] for name in ("quiet_one", "open_one")}
+    no_space = refusal_of(lambda: tune.dimensions("quiet_one", configs["quiet_one"]))
+    assert "'quiet_one' has no search space" in no_space
+    assert tune.dimensions("open_one", configs["open_one"]) == {"clip_eps": [0.1, 0.2]}
 
 
 def refusal_of(call) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from sable.cli import main
 from sable.experiments import runs
+from sable.trust import Trust
 
 
 @pytest.fixture
@@ -32,10 +33,14 @@ def test_the_documented_system_learns_resumes_and_is_evaluated(reinforce, tmp_pa
         assert main([*argv.split(), *budget.split()]) == 0
         directory = tmp_path / "runs" / "probe" / "delayed" / "reinforce" / "mine"
         assert min(json.loads((directory / "summary.json").read_text())["final_return"]) > 0.9
-        assert runs.read_config(directory)[1].learning_rate == 0.05
-        assert main(["train", "--resume", str(directory), "--quiet"]) == 0
-        assert main(["evaluate", str(directory), "--episodes", "8"]) == 0
-    capsys.readouterr()
+        assert runs.read_config(directory, Trust(system=reinforce))[1].learning_rate == 0.05
+        capsys.readouterr()
+        assert main(["train", "--resume", str(directory)]) == 2
+        assert "its system 'reinforce' is not part of sable" in capsys.readouterr().err
+        assert main(["train", "--resume", str(directory), "--system", "reinforce", "--quiet"]) == 0
+        assert main(["evaluate", str(directory), "--episodes", "8", "--trust"]) == 0
+        assert main(["evaluate", str(directory), "--system", "sable"]) == 2
+        assert "its system is 'reinforce', not 'sable'" in capsys.readouterr().err
 
 
 def test_its_fields_are_flags_with_help_and_its_mistakes_are_refused(reinforce, capsys):

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import sable
 from sable import envs, systems
 from sable.cli import main
 from sable.config import ActorCriticConfig, QMIXConfig, RunConfig, SableConfig
@@ -61,7 +62,7 @@ def updated(name, env, num_updates):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_learnt_is_what_the_same_jax_environment_teaches(name):
     """`probe/delayed` draws nothing, so its Python twin must give the same parameters, seed by seed."""
-    env = envs.make(DELAYED)
+    env = sable.make_env(DELAYED)
     try:
         ours = updated(name, env, 3)
     finally:
@@ -100,9 +101,9 @@ def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
     assert summary["absolute_length"] == [5.0, 5.0]  # the whole episodes, not what is left of some
     assert summary["absolute_return"] == pytest.approx([(3 * (1 + 2) + 2 * (3 + 4 + 5)) / 3] * 2)
     (run / "summary.json").unlink()
-    assert main(["train", "--resume", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--env", "pettingzoo:parallel_envs:leaving"]) == 0
     assert "all episodes begin anew" in "".join(capsys.readouterr())
-    assert main(["evaluate", str(run), "--episodes", "9", "--json"]) == 0
+    assert main(["evaluate", str(run), "--trust", "--episodes", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["length"] == [5.0, 5.0]
     assert main(["watch", str(run)]) == 2
     assert "cannot be recorded" in capsys.readouterr().err
@@ -167,9 +168,10 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on(here, number):
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     time.sleep(2.5)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    again = started(here, "--resume", str(run))
+    again = started(here, "--resume", str(run), "--trust")
     time.sleep(20)
     assert again.poll() is None
     again.send_signal(signal.SIGTERM)
     _, err = again.communicate(timeout=60)
+    assert f"go on with: sable train --resume {run} --trust" in err
     assert again.returncode == 128 + signal.SIGTERM and "go on with" in err

@@ -18,6 +18,7 @@ from sable.errors import SableError
 from sable.ops import tree
 from sable.training import checkpoint, loop
 from sable.training import program as programs
+from sable.trust import Trust
 
 SEEDS = tuple(range(6))
 SIZES = {"num_envs": 4, "rollout_length": 4, "num_epochs": 1, "num_minibatches": 1, "embed_dim": 8}
@@ -42,7 +43,7 @@ def reinforce(tmp_path, monkeypatch):
 
 
 def parts(system: str, env):
-    cls = system_config(system)
+    cls = system_config(system, Trust(system=system))
     config = cls(**{name: value for name, value in SIZES.items() if name in field_names(cls)})
     run = RunConfig(task="probe/x", system=system, seeds=SEEDS, total_steps=12 * 16, num_evaluations=3)
     run = replace(run, evaluation_episodes=2, absolute_episodes=2)

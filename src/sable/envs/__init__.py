@@ -6,6 +6,7 @@ import typing as tp
 from sable.envs import own
 from sable.envs.tasks import Task, list_tasks, parse, with_options
 from sable.errors import SableError
+from sable.trust import NOTHING, Trust
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
@@ -26,11 +27,11 @@ _MODULES = {
 _INSTALL = {"jumanji": "sable", "jaxmarl": "sable[jaxmarl]", "brax": "sable[jaxmarl]"}
 
 
-def make(task: str, **options: tp.Any) -> "Env":
+def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
     """The environment of that task, with the task's options (see `Task.options`) changed as given; or one of
-    the user's own, made with `options` as keyword arguments."""
+    the user's own that `trust` covers, made with `options` as keyword arguments."""
     if own.is_own(task):
-        return own.make(task, options)
+        return own.make(task, options, trust)
     known = with_options(parse(task), options)
     try:
         return importlib.import_module(f"sable.envs.{_MODULES[known.suite]}").make(known)

@@ -16,8 +16,7 @@ from sable.envs import findings, wrappers
 from sable.envs.base import Env
 from sable.envs.findings import Finding, Play
 from sable.envs.hosted import HostedEnv
-from sable.envs.own import told
-from sable.errors import SableError
+from sable.errors import SableError, describe
 from sable.types import EnvSpec, Observation, PyTree, TimeStep
 
 NUM_ENVS = 8
@@ -70,7 +69,7 @@ def _traced(env: Env) -> Iterator[Finding]:
         after, followed = jax.eval_shape(env.step, state, action)
         rekeyed = jax.eval_shape(env.rekey, state, key)
     except Exception as error:
-        yield Finding("traces", "wrong", f"reset, step or rekey cannot be compiled: {told(error)}", fix)
+        yield Finding("traces", "wrong", f"reset, step or rekey cannot be compiled: {describe(error)}", fix)
         return
     yield Finding("traces", "ok", "reset, step and rekey compile")
     problems = [*_shapes(spec, "reset", opened), *_shapes(spec, "step", followed)]

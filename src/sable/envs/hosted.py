@@ -27,6 +27,7 @@ from sable.envs.base import following, opening
 from sable.envs.worker import Arrays
 from sable.errors import SableError, ending
 from sable.quiet import is_silenced
+from sable.trust import Trust, child_command, child_environment
 from sable.types import EnvSpec, Observation, TimeStep
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -50,7 +51,7 @@ class HostedEnv:
 
     spec: EnvSpec
 
-    def __init__(self, task: str, module: str, attribute: str, arguments: Mapping[str, tp.Any]):
+    def __init__(self, task: str, arguments: Mapping[str, tp.Any], trust: Trust):
         given = dict(arguments)
         self._timeout = _seconds(task, given.pop("env_timeout", TIMEOUT))
         self._give_up = _never
@@ -59,7 +60,7 @@ class HostedEnv:
             raise SableError(
                 f"{task}: option workers={self.num_workers!r}: expected a whole number of at least 1"
             )
-        self._recipe = (sys.path, module, attribute, given)
+        self._recipe = (sys.path, task, given, trust)
         self._workers: list[Worker] = []
         self._noted: set[str] = set()
         self._shares: dict[str, list[int]] = {}
@@ -185,16 +186,16 @@ class Worker:
         program += f"leave_signals_to({os.getpid()}, by_kernel={main}); "
         program += f"from sable.envs.worker import main; main({fd})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [*child_command(), "-c", program],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             # What an environment prints is no output of ours.
             stdout=subprocess.DEVNULL if is_silenced() else 2,
             stderr=subprocess.DEVNULL if is_silenced() else 2,
             start_new_session=True,  # Ctrl-C is for this process, which ends the workers when it is done
-            env=os.environ
+            env=child_environment()
             | dict.fromkeys(_THREADS, "1")
-            | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+            | {"JAX_PLATFORMS": "cpu"}
             | {"PYGAME_HIDE_SUPPORT_PROMPT": "1"},
         )
         theirs.close()

@@ -1,22 +1,18 @@
 """Environments of the user's own, by name: `module:Class` for JAX ones, `pettingzoo:module:factory` for
 Python ones. Imports no jax."""
 
-import importlib
-import importlib.util
 import json
 import re
-import traceback
 import typing as tp
 from collections.abc import Mapping
-from pathlib import Path
 
-from sable.errors import SableError
+from sable.errors import SableError, describe
+from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
 
 PETTINGZOO = "pettingzoo"
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Place(tp.NamedTuple):
@@ -33,8 +29,8 @@ def is_own(task: str) -> bool:
     return ":" in task
 
 
-def locate(task: str) -> Place:
-    """Where the environment called `task` is made; refused where it is no such name or no such module."""
+def parse(task: str) -> Place:
+    """Return where the environment called `task` is made, by its name alone: nothing is looked up."""
     suite, _, rest = task.partition(":")
     module, _, attribute = rest.partition(":") if suite == PETTINGZOO else (suite, ":", rest)
     if not re.fullmatch(r"\w+(\.\w+)*", module) or not re.fullmatch(r"[^\W\d]\w*", attribute):
@@ -43,20 +39,20 @@ def locate(task: str) -> Place:
             "PettingZoo's kind pettingzoo:module:factory, such as "
             "pettingzoo:mpe2.simple_spread_v3:parallel_env"
         )
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
-    except Exception as error:  # a package around the module runs when it is looked for
-        raise SableError(f"task {task!r}: importing {module!r} failed: {told(error)}") from None
-    if found is None:
-        top = module.partition(".")[0]
+    return Place(suite == PETTINGZOO, module, attribute)
+
+
+def locate(task: str, trust: Trust) -> Place:
+    """The same; refused where there is no such module, or `trust` does not cover it."""
+    place = parse(task)
+    if not trust.exists("env", task, place.module):
+        top = place.module.partition(".")[0]
         known = top in ("mpe2", "rware", "lbforaging", "gymnasium", "pettingzoo")
         extra = "; pip install 'sable[pettingzoo]' installs it" if known else ""
         raise SableError(
-            f"task {task!r}: there is no module {module!r} in this folder or on Python's path{extra}"
+            f"task {task!r}: there is no module {place.module!r} in this folder or on Python's path{extra}"
         )
-    return Place(suite == PETTINGZOO, module, attribute)
+    return place
 
 
 def suite_and_name(task: str) -> tuple[str, str]:
@@ -68,35 +64,44 @@ def suite_and_name(task: str) -> tuple[str, str]:
     return (suite, rest) if suite == PETTINGZOO else ("own", task)
 
 
-def make(task: str, options: Mapping[str, tp.Any]) -> "Env":
-    """The environment called `task`, made with `options` as keyword arguments."""
-    place, arguments = locate(task), {name: value_of(given) for name, given in options.items()}
+def make(task: str, options: Mapping[str, tp.Any], trust: Trust) -> "Env":
+    """The environment called `task`, made with `options` as keyword arguments, if `trust` covers it."""
+    place, arguments = locate(task, trust), {name: value_of(given) for name, given in options.items()}
     if place.hosted:
         from sable.envs.hosted import HostedEnv
 
-        return tp.cast("Env", HostedEnv(task, place.module, place.attribute, arguments))
-    try:
-        thing = find(place.module, place.attribute)
-        env: tp.Any = thing(**arguments) if callable(thing) else thing
-    except SableError:
-        raise
-    except Exception as error:
-        raise SableError(f"task {task!r} could not be made: {told(error)}") from None
-    missing = [part for part in ("spec", "reset", "step", "rekey") if not hasattr(env, part)]
-    if missing:
-        raise SableError(
-            f"task {task!r} is no environment: it has no {missing[0]} (see docs/add-an-environment.md)"
-        )
-    return env
+        return tp.cast("Env", HostedEnv(task, arguments, trust))
+    env = find(task, trust)
+    _require(env, ("reset", "step", "rekey"), task)  # before it is called
+    if isinstance(env, type):
+        try:
+            env = env(**arguments)
+        except Exception as error:
+            raise SableError(f"task {task!r} could not be made: {describe(error)}") from None
+    elif arguments:
+        raise SableError(f"task {task!r} is there already, an object: it takes no options")
+    _require(env, ("spec", "reset", "step", "rekey"), task)
+    return tp.cast("Env", env)
 
 
-def find(module: str, attribute: str) -> tp.Any:
-    """What the module calls by that name."""
-    loaded = importlib.import_module(module)
-    if not hasattr(loaded, attribute):
-        names = ", ".join(name for name in vars(loaded) if not name.startswith("_"))
-        raise SableError(f"module {module!r} has no {attribute!r}; it has {names or 'nothing'}")
-    return getattr(loaded, attribute)
+def find(task: str, trust: Trust) -> tp.Any:
+    """Return what the name of an environment stands for, not called yet."""
+    place = parse(task)
+    module = trust.import_module("env", task, place.module)
+    if not hasattr(module, place.attribute):
+        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise SableError(f"module {place.module!r} has no {place.attribute!r}; it has {names or 'nothing'}")
+    return getattr(module, place.attribute)
+
+
+def _require(thing: tp.Any, parts: tp.Iterable[str], task: str) -> None:
+    """Refuse what lacks a part of an environment."""
+    for part in parts:
+        if not hasattr(thing, part):
+            raise SableError(
+                f"task {task!r} is no environment: it has no {part}; it is to be a class, or an object, with "
+                "spec, reset, step and rekey (see docs/add-an-environment.md)"
+            )
 
 
 def value_of(given: tp.Any) -> tp.Any:
@@ -107,12 +112,3 @@ def value_of(given: tp.Any) -> tp.Any:
         return json.loads(given)
     except ValueError:
         return given
-
-
-def told(error: BaseException) -> str:
-    """An error of somebody else's code in one line: what it says, and where it was raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
-    frames = [f for f in frames if "importlib" not in f.filename]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    said = " ".join(str(error).split())[:400]
-    return f"{type(error).__name__}{': ' if said else ''}{said}{where}"

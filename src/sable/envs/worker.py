@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from sable.envs import own
-from sable.errors import SableError
+from sable.errors import SableError, describe
 
 
 class Arrays(tp.NamedTuple):
@@ -102,16 +102,18 @@ def main(fd: int) -> None:
         except SableError as error:
             connection.send(("wrong", str(error)))
         except BaseException as error:  # whatever an environment raises, SystemExit included
-            connection.send(("failed", own.told(error)))
+            connection.send(("failed", describe(error)))
 
 
 def serve(connection: Connection) -> None:
-    path, module, attribute, arguments = connection.recv()
+    path, task, arguments, trust = connection.recv()
     sys.path[:] = path
     from sable.envs.pettingzoo import Team
 
     time_limit = arguments.pop("time_limit", None)
-    factory = own.find(module, attribute)
+    factory = own.find(task, trust)
+    if not callable(factory):
+        raise SableError(f"{task.rpartition(':')[2]!r} is not a function or a class that makes environments")
 
     def team() -> Team:
         return Team(factory(**arguments), time_limit, note=lambda text: connection.send(("note", text)))

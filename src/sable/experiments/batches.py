@@ -12,6 +12,7 @@ from sable.errors import SableError
 from sable.experiments import circumstances, runs
 from sable.experiments.trials import Batch, Point, Space, Study, Values, combinations, write_points
 from sable.experiments.tune_view import View
+from sable.trust import NOTHING, Trust
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
@@ -31,9 +32,10 @@ class Worker:
         space: Space,
         out: Path,
         points: int,
+        trust: Trust = NOTHING,
     ):
         self.study, self.run, self.config, self.env, self.space = study, run, config, env, space
-        self.out, self.points = out, points
+        self.out, self.points, self.trust = out, points, trust
         self.free = self._free()
         self.shaping = [name for name in space if name not in self.free]
 
@@ -76,7 +78,7 @@ class Worker:
         from sable.training.interruption import Exit, interruption
 
         directory = batch.directory
-        run, config = runs.read_config(directory)
+        run, config = runs.read_config(directory, self.trust)
         system = systems.make(run.system, self.env.spec, config)
         hypers = self._hypers(config, batch.points, len(run.seeds) // len(batch.points))
         resumed = circumstances.describe() if (directory / "meta.json").exists() else None
@@ -100,8 +102,7 @@ class Worker:
 
     def _configured(self, values: Values) -> SystemConfig:
         """The configuration with those values, checked."""
-        run, config = dataclasses.asdict(self.run), dataclasses.asdict(self.config)
-        return settings.resolve(run, {**config, **values})[1]
+        return settings.changed(self.run, self.config, {}, values)[1]
 
     def _refusal(self, values: Values) -> str | None:
         """What is wrong with those values together."""

@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 import typing as tp
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from sable import parent
 from sable.checks import check_count
-from sable.config import RunConfig, SystemConfig
+from sable.config import RunConfig, SystemConfig, needs_trust, resume_argv
 from sable.errors import SableError, ending
 from sable.experiments import runs
 from sable.experiments.board import Board, Status
@@ -28,6 +27,7 @@ from sable.experiments.results import variant
 from sable.training.interruption import SAVE, Exit, Interruption, interruption
 from sable.training.logging import METRICS, RETURN, number, read_rows
 from sable.training.view import spread
+from sable.trust import Trust, Untrusted, child_command, child_environment
 
 LOG = "log.txt"
 """What a cell's process said."""
@@ -54,7 +54,12 @@ class Cell:
     @property
     def label(self) -> str:
         """What its system is called in tables."""
-        return self.run.label or variant(self.run.system, self.config)
+        return self.run.label or variant(self.run.system, vars(self.config))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it runs code from outside sable, which the command that made the cell named."""
+        return needs_trust(self.run.task, self.run.system)
 
     @property
     def finished(self) -> bool:
@@ -76,7 +81,11 @@ def check(cell: Cell) -> None:
     if not (cell.directory / "config.json").is_file():
         runs.place(cell.out, cell.run, cell.name)
         return
-    pairs = zip(runs.read_config(cell.directory), (cell.run, cell.config), strict=True)
+    try:
+        begun = runs.read_config(cell.directory, Trust(system=cell.run.system))
+    except Untrusted as error:
+        raise Untrusted(f"{error}; choose another --out") from None
+    pairs = zip(begun, (cell.run, cell.config), strict=True)
     for begun, wanted in (map(dataclasses.asdict, pair) for pair in pairs):
         for field, value in wanted.items():
             if begun[field] != value:
@@ -189,7 +198,8 @@ def _here(
 
 def _start(cell: Cell, shared: bool) -> subprocess.Popen:
     """`sable train --resume` for the cell; where cells share a device, none takes all its memory."""
-    command = [sys.executable, "-m", "sable", "train", "--quiet", "--resume", str(prepare(cell))]
+    resume = resume_argv(prepare(cell), cell.run.task, cell.run.system)
+    command = [*child_command(), "-m", "sable", "train", "--quiet", *resume]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:
         log.write(BEGUN)
@@ -200,7 +210,7 @@ def _start(cell: Cell, shared: bool) -> subprocess.Popen:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=environment | os.environ | {parent.VARIABLE: str(os.getpid())},
+            env=environment | child_environment() | {parent.VARIABLE: str(os.getpid())},
         )
 
 
@@ -215,7 +225,7 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     # A worker serves one cell: memory of the device is only given back by the end of a process.
     train = ray.remote(num_gpus=gpus, max_calls=1)(_train)
-    tasks = {train.remote(str(prepare(cell))): cell for cell in cells}
+    tasks = {train.remote(str(prepare(cell)), cell.is_own): cell for cell in cells}
     cancelled = False
     while tasks:
         done, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
@@ -235,11 +245,11 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
     ray.shutdown()
 
 
-def _train(directory: str) -> None:
+def _train(directory: str, trust: bool) -> None:
     """What a Ray worker does."""
     import sable
 
-    sable.train(resume=directory, quiet=True)
+    sable.train(resume=directory, quiet=True, trust=trust)
 
 
 def _connected() -> tp.Any:

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sable import settings
-from sable.config import RunConfig, SystemConfig
+from sable.config import SYSTEM_CONFIGS, RunConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import protocol, runs
@@ -56,6 +56,8 @@ NEUTRAL = ("video", "label")
 """Settings that change nothing about what is learnt."""
 
 Row = dict[str, tp.Any]
+Fields = tp.Mapping[str, tp.Any]
+"""A system's, as plain data."""
 
 
 def read(results: Path | None = None) -> list[Row]:
@@ -143,7 +145,7 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
     """The row that a finished run, or what was kept of it, gives; all but `STATED`."""
     from sable.experiments.results import read_run, variant
 
-    run, config = runs.read_config(directory)
+    run, fields = runs.read_plain_config(directory)
     summary, meta = runs.read_summary(directory), runs.read_meta(directory)
     series, _ = read_run(directory)
     for one in series:
@@ -156,7 +158,7 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
     return {
         "row": row,
         "task": run.task,
-        "system": run.label or variant(run.system, config),
+        "system": run.label or variant(run.system, fields),
         "data": _data(row, superseded),
         "sources": list(dict.fromkeys(one.get("source") for one in circumstances)),
         "config_hash": config_hash(data := runs.read_object(directory / "config.json")),
@@ -166,8 +168,8 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
         "seeds": list(run.seeds),
         "absolute_return": [one.absolute for one in series],
         "halted_seeds": summary.get("halted_seeds"),
-        **_judged(run, config, series, judge=not elsewhere),
-        "deviations": elsewhere + protocol.of_settings(run, vars(config)),
+        **_judged(run, fields, series, judge=not elsewhere),
+        "deviations": elsewhere + protocol.of_settings(run, fields),
         "policies": policies(directory),
         "steps_per_second": _rounded(number(summary.get("steps_per_second"))),
         "device_minutes": _rounded(number(summary.get("wall_seconds")) / 60 * _num_devices(run, meta)),
@@ -191,13 +193,13 @@ def _num_devices(run: RunConfig, meta: tp.Mapping[str, tp.Any]) -> int:
     return run.devices or (count if isinstance(count, int) else 1)
 
 
-def _judged(run: RunConfig, config: SystemConfig, series: "Sequence[Series]", judge: bool) -> Row:
+def _judged(run: RunConfig, fields: Fields, series: "Sequence[Series]", judge: bool) -> Row:
     """The absolute metric's mean with its interval, the paper's, and the verdict where the paper's protocol
     was followed; and the same of all five summaries."""
     from sable.experiments import paper, stats, variants
     from sable.experiments.results import variant
 
-    family = variants.named([variant(run.system, config)])[0].family
+    family = variants.named([variant(run.system, fields)])[0].family
     each = [stats.summaries(one.returns, one.absolute) for one in series]
 
     def summary(name: str) -> Row:
@@ -228,19 +230,21 @@ def config_hash(data: tp.Mapping[str, tp.Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def command(run: RunConfig, config: SystemConfig) -> str:
+def command(run: RunConfig, fields: Fields) -> str:
     """The command that trains with these settings: a flag for each that is not this code's default for the
-    task."""
-    usual = settings.resolve({"task": run.task, "system": run.system}, {})
+    task. Of a system from outside sable, whose defaults are in its own code, that is every one."""
+    usual = RunConfig(), None
+    if run.system in SYSTEM_CONFIGS:
+        usual = settings.resolve({"task": run.task, "system": run.system}, {})
     words = ["sable", "train", run.task] + (
         ["--system", run.system] if run.system != RunConfig.system else []
     )
     count = len(run.seeds)
     every = run.seeds == tuple(range(count))
     words += ["--num-seeds", str(count)] if every else ["--seeds", *map(str, run.seeds)]
-    for given, default in zip((run, config), usual, strict=True):
-        for name, value in vars(given).items():
-            if name not in ("task", "system", "seeds", *NEUTRAL) and value != getattr(default, name):
+    for given, default in zip((vars(run), fields), usual, strict=True):
+        for name, value in given.items():
+            if name not in ("task", "system", "seeds", *NEUTRAL) and value != getattr(default, name, None):
                 words += _flag(name.replace("_", "-"), value)
     return shlex.join(words)
 
@@ -248,7 +252,7 @@ def command(run: RunConfig, config: SystemConfig) -> str:
 def _flag(name: str, value: tp.Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return [f"--{name}", *map(str, value if isinstance(value, (tuple, list)) else (value,))]
 
 
 def mistakes(results: Path) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sable.config import SYSTEM_CONFIGS
 from sable.errors import SableError
 from sable.experiments import ledger, provenance, runs, sums
 from sable.experiments.ledger import Row
@@ -40,7 +41,11 @@ def publish(
             raise SableError(f"{directory}: {row['row']} is given twice; publish one of them under a --name")
         _refuse_again(directory, row, rows, replace)
         new[row["row"]] = directory, row
-    exported = [export(directory) for directory, _ in new.values()]
+    # To write and to check the policies of a system takes its code, and publishing imports none but ours.
+    exported = [
+        export(directory) if row["settings"]["run"]["system"] in SYSTEM_CONFIGS else None
+        for directory, row in new.values()
+    ]
     try:
         for (directory, row), policies in zip(new.values(), exported, strict=True):
             if line := sums.unchecked(directory):
@@ -89,12 +94,12 @@ def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
     """The run's row; refused where it has not finished or what it ran cannot be told."""
     from sable.experiments.results import variant
 
-    run, config = runs.read_config(directory)
+    run, fields = runs.read_plain_config(directory)
     runs.refuse_batch(directory)
     runs.read_summary(directory)
     if not (directory / METRICS).is_file():
         raise SableError(f"{directory} has no {METRICS}: it is not as training left it")
-    label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, config))).strip("-")
+    label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, fields))).strip("-")
     row = ledger.make(directory, ledger.name_of(run, name or label))
     if (outside := ledger.outside_protocol(row)) and not other_protocol:
         raise SableError(
@@ -108,7 +113,7 @@ def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
             f"{row['sources'][commits.index(None)]}); commit first, then run"
         )
     *earlier, commit = commits
-    row |= {"commit": commit, "earlier_commits": earlier, "command": ledger.command(run, config)}
+    row |= {"commit": commit, "earlier_commits": earlier, "command": ledger.command(run, fields)}
     return ledger.checked(ledger.line(row), f"{directory}: its row")
 
 
@@ -127,7 +132,7 @@ def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool)
         )
 
 
-def _keep(directory: Path, policies: Path, place: Path) -> None:
+def _keep(directory: Path, policies: Path | None, place: Path) -> None:
     """Put what a report needs of a run, and its policies, into the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     sums.remove(place)
@@ -141,5 +146,6 @@ def _keep(directory: Path, policies: Path, place: Path) -> None:
     packed = gzip.compress((directory / METRICS).read_bytes(), mtime=0)
     write_atomically(place / (METRICS + PACKED), packed)
     shutil.rmtree(place / ledger.POLICIES, ignore_errors=True)
-    shutil.copytree(policies, place / ledger.POLICIES)
+    if policies is not None:
+        shutil.copytree(policies, place / ledger.POLICIES)
     sums.write(place)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sable import settings
+from sable.envs.own import is_own
 from sable.errors import SableError
 from sable.experiments import benchmark, ledger
 from sable.experiments.ledger import Row
+from sable.trust import NOTHING, Trust, Untrusted
 
 if tp.TYPE_CHECKING:
     import numpy as np
@@ -63,10 +65,15 @@ class Measurement(tp.NamedTuple):
         return low <= 0 <= high
 
 
-def cell(row: Row, out: Path, seeds: Sequence[int] | None) -> benchmark.Cell:
+def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHING) -> benchmark.Cell:
     """The run that reproduces a row: its settings, and its seeds or some of them; refused where its folder
-    holds something else."""
-    run, config = settings.from_dict(row["settings"])
+    holds something else, or where it needs code from outside sable that `trust` does not cover."""
+    try:
+        run, config = settings.from_dict(row["settings"], trust)
+        if is_own(run.task):
+            trust.require("env", run.task)
+    except Untrusted as error:
+        raise Untrusted(f"row {row['row']}: {error}") from None
     given = chosen(row, seeds)
     run = dataclasses.replace(run, seeds=given, video=False)
     again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], run, config)
@@ -105,7 +112,7 @@ def policies(row: Row, results: Path, seeds: Sequence[int] | None) -> dict[int, 
 
 def measured(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measurement:
     """Return what the returns [seeds, episodes] of a row's policies say of its absolute returns."""
-    before = settings.from_dict(row["settings"])[0].absolute_episodes
+    before = settings.plain_from_dict(row["settings"])[0].absolute_episodes
     published = dict(zip(row["seeds"], row["absolute_return"], strict=True))
     published = {seed: published[seed] for seed in seeds}
     count, episodes = returns.shape

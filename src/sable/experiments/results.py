@@ -3,12 +3,12 @@
 import os
 import typing as tp
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sable.config import RunConfig, SystemConfig
+from sable.config import SYSTEM_CONFIGS, RunConfig
 from sable.errors import SableError
 from sable.experiments import marl_eval, runs, sums
 from sable.experiments.ledger import SUPERSEDED
@@ -75,19 +75,19 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
     """The series of one run, whatever is in them, and notes; no series where it has not finished."""
     if (directory / "points.json").is_file():
         return [], [f"{directory}: left out: a batch of a tuning study, whose seeds differ in their settings"]
-    run, config = runs.read_config(directory)
+    run, fields = runs.read_plain_config(directory)
     rows = runs.read_metrics(directory)
     if not (directory / "summary.json").is_file():
         reached = max((int(row["env_steps"]) for row in rows), default=0)
         return [], [
             f"{directory}: left out: not finished, at {reached:,} of {run.total_steps:,} steps; "
-            f"go on with sable train --resume {directory}"
+            f"go on with sable train {runs.how_to_resume(directory)}"
         ]
     sums.verify(directory)
     summary = runs.read_summary(directory)
     halted = summary.get("halted_seeds")
     halted = halted if isinstance(halted, list) else []
-    return _series(directory, run, config, rows, summary), [
+    return _series(directory, run, fields, rows, summary), [
         f"{directory}: seed {seed} halted because a number was no longer finite; it counts as it stood"
         for seed in halted
     ]
@@ -95,11 +95,11 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
 
 def read_cost(directory: Path) -> Cost:
     """What a finished run took; nan where it does not say."""
-    run, config = runs.read_config(directory)
+    run, fields = runs.read_plain_config(directory)
     summary, device = runs.read_summary(directory), runs.read_meta(directory).get("device")
     return Cost(
         run.task,
-        run.label or variant(run.system, config),
+        run.label or variant(run.system, fields),
         len(run.seeds),
         str(device.get("kind", "")) if isinstance(device, dict) else "",
         number(summary.get("steps_per_second")),
@@ -109,14 +109,14 @@ def read_cost(directory: Path) -> Cost:
 
 def export(directory: Path, summary: dict[str, tp.Any]) -> None:
     """Write the marl_eval.json of a run that ended with this summary."""
-    series = _series(directory, *runs.read_config(directory), runs.read_metrics(directory), summary)
+    series = _series(directory, *runs.read_plain_config(directory), runs.read_metrics(directory), summary)
     runs.write_json(directory / "marl_eval.json", marl_eval.to_dict(series))
 
 
 def _series(
     directory: Path,
     run: RunConfig,
-    config: SystemConfig,
+    fields: Mapping[str, tp.Any],
     rows: list[dict[str, tp.Any]],
     summary: dict[str, tp.Any],
 ) -> list[Series]:
@@ -133,7 +133,7 @@ def _series(
         series.append(
             Series(
                 task=run.task,
-                system=run.label or variant(run.system, config),
+                system=run.label or variant(run.system, fields),
                 seed=str(seed),
                 steps=steps,
                 returns=returns,
@@ -145,10 +145,12 @@ def _series(
     return series
 
 
-def variant(system: str, config: SystemConfig) -> str:
-    """The system's name with those of its switches that are not at their defaults."""
-    changed = [name for name in VARIANTS if getattr(config, name, None) != getattr(type(config), name, None)]
-    return " ".join([system, *(name if getattr(config, name) else f"no {name}" for name in changed)])
+def variant(system: str, fields: Mapping[str, tp.Any]) -> str:
+    """The system's name with those of its switches that are not at their defaults; with all of them where the
+    defaults are in a module of the user's own, which nobody who only reads imports."""
+    defaults = vars(SYSTEM_CONFIGS[system]()) if system in SYSTEM_CONFIGS else {}
+    changed = [name for name in VARIANTS if name in fields and fields[name] != defaults.get(name)]
+    return " ".join([system, *(name if fields[name] else f"no {name}" for name in changed)])
 
 
 def _places(path: Path) -> list[Path]:

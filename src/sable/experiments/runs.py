@@ -16,19 +16,21 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import time
 import typing as tp
 from pathlib import Path
 
 from sable import settings
-from sable.config import RunConfig, SystemConfig
+from sable.config import RunConfig, SystemConfig, resume_argv
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import circumstances, sums
 from sable.files import read_regular, remove_leftovers, write_atomically
 from sable.training.logging import METRICS, Row, parse_rows
 from sable.training.logging import read_metrics as read_metrics_file
+from sable.trust import NOTHING, Trust, Untrusted
 
 if tp.TYPE_CHECKING:
     from sable.types import EnvSpec
@@ -217,13 +219,34 @@ def refuse_batch(directory: Path) -> None:
         raise SableError(f"{directory} is a batch of a study: the command that began it, sable tune, goes on")
 
 
-def read_config(directory: Path) -> tuple[RunConfig, SystemConfig]:
-    """What the run was asked to do."""
+def read_config(directory: Path, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
+    """What the run was asked to do; refused where its system is from outside sable and not covered by
+    `trust`."""
     data = read_object(find(directory) / "config.json")
     try:
-        return settings.from_dict(data)
+        return settings.from_dict(data, trust)
+    except Untrusted as error:
+        raise Untrusted(f"{directory}: {error}") from None
     except SableError as error:
         raise SableError(f"{directory} is not a run that sable can read: {error}") from None
+
+
+def read_plain_config(directory: Path) -> tuple[RunConfig, dict[str, tp.Any]]:
+    """The same with the system's fields as plain data, whatever the system: no name in it is imported."""
+    data = read_object(find(directory) / "config.json")
+    try:
+        return settings.plain_from_dict(data)
+    except SableError as error:
+        raise SableError(f"{directory} is not a run that sable can read: {error}") from None
+
+
+def how_to_resume(directory: Path) -> str:
+    """Return the flags that go on with a run."""
+    try:
+        run, _ = read_plain_config(directory)
+    except SableError:  # a folder that holds no run, such as a study's
+        return f"--resume {directory}"
+    return shlex.join(resume_argv(directory, run.task, run.system))
 
 
 def read_metrics(directory: Path) -> list[Row]:
@@ -238,9 +261,8 @@ def read_metrics(directory: Path) -> list[Row]:
 def read_summary(directory: Path) -> dict[str, tp.Any]:
     """What came out of a finished run."""
     if not (directory / "summary.json").is_file():
-        raise SableError(
-            f"{directory} has no summary.json: the run has not finished; go on with --resume {directory}"
-        )
+        resume = how_to_resume(directory)
+        raise SableError(f"{directory} has no summary.json: the run has not finished; go on with {resume}")
     return read_object(directory / "summary.json")
 
 
@@ -333,7 +355,7 @@ def writing(directory: Path) -> tp.Iterator[None]:
     except OSError as error:
         raise SableError(
             f"cannot write to {directory}: {error.strerror or error}; what is saved of the run is untouched, "
-            f"go on with --resume {directory}"
+            f"go on with {how_to_resume(directory)}"
         ) from None
 
 

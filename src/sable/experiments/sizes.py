@@ -5,8 +5,6 @@ need more than learning does, and with its seeds in proportion from two of them 
 compiled and not run, tell how far it may go.
 """
 
-import dataclasses
-
 import jax
 
 from sable import settings
@@ -65,10 +63,10 @@ def changed(
     run: RunConfig, config: SystemConfig, *, num_envs: int | None = None, num_seeds: int | None = None
 ) -> tuple[RunConfig, SystemConfig]:
     """The same configuration, checked again, with another number of environments or seeds."""
-    run_fields, fields = dataclasses.asdict(run), dataclasses.asdict(config)
+    seeds = run.seeds
     if num_seeds is not None:
-        run_fields["seeds"] = (run.seeds + tuple(set(range(num_seeds)) - set(run.seeds)))[:num_seeds]
-    return settings.resolve(run_fields, fields if num_envs is None else fields | {"num_envs": num_envs})
+        seeds = (seeds + tuple(set(range(num_seeds)) - set(seeds)))[:num_seeds]
+    return settings.changed(run, config, {"seeds": seeds}, {} if num_envs is None else {"num_envs": num_envs})
 
 
 def another(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemConfig]:

@@ -12,6 +12,7 @@ from sable.errors import SableError, suggest
 from sable.experiments import paper
 from sable.experiments.results import VARIANTS
 from sable.experiments.runs import safe
+from sable.trust import Trust
 
 
 class Variant(tp.NamedTuple):
@@ -52,7 +53,7 @@ def variant(text: str) -> Variant:
     """The system that `text` names: `sable:no-memory`, `mat:rms-norm:swiglu`, `sable:chunk-size=8`,
     `sable:recipe=FILE`."""
     system, *changes = text.split(":")
-    names, fields = [*field_names(system_config(system)), "recipe"], {}
+    names, fields = [*field_names(system_config(system, Trust(system=system))), "recipe"], {}
     for change in changes:
         name, equals, value = change.partition("=")
         name, switch = name.replace("-", "_"), True

@@ -15,14 +15,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sable import settings
-from sable.checks import MOST_SEEDS, check_count
-from sable.config import RunConfig, SystemConfig
+from sable.checks import MOST_SEEDS, check_count, refuse_unknown
+from sable.config import RunConfig, SystemConfig, field_names
 from sable.errors import SableError
 from sable.experiments import runs, tuned
 from sable.experiments.batches import Worker
 from sable.experiments.trials import Space, Study, Tried, import_optuna, trial_seeds
 from sable.experiments.tune_view import View
 from sable.quiet import silenced
+from sable.trust import NOTHING, Trust
 
 if tp.TYPE_CHECKING:
     from sable.envs.base import Env
@@ -57,6 +58,7 @@ def tune(
     out: Path = Path("tuning"),
     storage: str | None = None,
     quiet: bool = False,
+    trust: Trust = NOTHING,
 ) -> Outcome:
     """Work on the study of that run's task and system until it has so many finished trials; others may do
     the same at the same time.
@@ -74,14 +76,14 @@ def tune(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SableError(f"cannot write to {directory}: {error.strerror}; choose another --out") from None
-    plain = settings.resolve({"task": run.task, "system": run.system}, {})[1]
+    plain = settings.resolve({"task": run.task, "system": run.system}, {}, trust)[1]
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in space}
     kept = {name: value for name, value in fields.items() if value != getattr(plain, name)}
     about = {**settings.to_dict(run, config), "space": dict(space)}
     about.pop("format")
     study = Study(directory, about, storage, warmup_steps=int(WARMUP * run.total_steps))
     with silenced(quiet), View(f"{run.task} · {run.system}", trials, quiet) as view:
-        worker = Worker(study, run, config, make_env(), space, Path(out), points)
+        worker = Worker(study, run, config, make_env(), space, Path(out), points, trust)
         while True:
             with study.held():  # so that nobody's older view overwrites a newer one
                 tuned.write(directory, run.task, run.system, kept, space, study.tried())
@@ -98,15 +100,16 @@ def dimensions(
 ) -> Space:
     """The fields to search, with their values: those of the system's search space, or of `space`, that were
     not given and have an effect."""
-    space = settings.search_space(system) if space is None else space
+    space = settings.search_space(system, config) if space is None else space
     if not space:
         raise SableError(
             f"system {system!r} has no search space; a module of your own may have one: "
             "SEARCH_SPACE = {'learning_rate': [1e-3, 1e-4]}"
         )
     for name, values in space.items():
-        if settings.split({name: None}, system)[0]:  # which refuses unknown names
+        if name in field_names(RunConfig):
             raise SableError(f"search space: {name} is a setting of the run, not of {system}")
+        refuse_unknown({name: None}, type(config), f"of system {system!r}")
         plain = isinstance(values, (list, tuple)) and all(
             isinstance(v, (bool, int, float, str)) for v in values
         )

@@ -1,8 +1,9 @@
 """The learning systems, imported on first use."""
 
 import importlib
+from types import ModuleType
 
-from sable.config import SYSTEM_CONFIGS, check_actions, own_system
+from sable.config import SYSTEM_CONFIGS, SystemConfig, check_actions, imported_system
 from sable.systems.base import System
 from sable.types import EnvSpec
 
@@ -13,5 +14,11 @@ SYSTEMS = {name: f"sable.systems.{name}" for name in SYSTEM_CONFIGS}
 def make(name: str, spec: EnvSpec, config) -> System:
     """The named system for this kind of environment."""
     check_actions(name, discrete=spec.discrete, task="this environment")
-    module = importlib.import_module(SYSTEMS[name]) if name in SYSTEMS else own_system(name)
-    return module.make(spec, config)
+    return module_of(name, config).make(spec, config)
+
+
+def module_of(name: str, config: SystemConfig) -> ModuleType:
+    """Return the module that makes the system of this configuration."""
+    if name in SYSTEMS:
+        return importlib.import_module(SYSTEMS[name])
+    return imported_system(name, config)

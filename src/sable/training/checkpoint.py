@@ -106,7 +106,7 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         raise SableError(
             f"cannot save a checkpoint to {folder}: {_reason(error)}; those before it are untouched: "
-            f"make room, or the folder writable, and go on with --resume {directory}"
+            f"make room, or the folder writable, and go on with --resume"
         ) from None
     for old in steps(folder)[:-KEEP]:
         removed = folder / f".removed-{old:010d}"  # or one killed here would leave half of it, with a number

@@ -2,7 +2,6 @@
 
 import os
 import select
-import shlex
 import signal
 import sys
 import threading
@@ -11,7 +10,6 @@ import typing as tp
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE = signal.SIGUSR1
@@ -46,11 +44,6 @@ class Exit:
     def code(self, number: int) -> int:
         """The exit code after that signal."""
         return REQUEUE if self.requeue else 128 + number
-
-
-def resume_hint(directory: Path) -> str:
-    """How to go on with a run."""
-    return f"go on with: {shlex.join(['sable', 'train', '--resume', str(directory)])}"
 
 
 class Interruption:

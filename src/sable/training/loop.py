@@ -3,6 +3,7 @@ checkpoints."""
 
 import dataclasses
 import resource
+import shlex
 import sys
 import time
 import typing as tp
@@ -15,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from sable.config import RunConfig, SystemConfig
+from sable.config import RunConfig, SystemConfig, resume_argv
 from sable.envs.base import Env
 from sable.envs.hosted import EnvFailed, HostedEnv
 from sable.errors import SableError
@@ -268,7 +269,8 @@ def train(
                 return Result(directory, {}, signal)
             if interrupted.unsaved:
                 course.save(state)
-            raise EnvFailed(f"{error}; all before is saved, go on with --resume {directory}") from None
+            flags = shlex.join(resume_argv(directory, run.task, run.system))
+            raise EnvFailed(f"{error}; all before is saved, go on with {flags}") from None
 
     return Result(
         directory,

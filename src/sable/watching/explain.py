@@ -1,6 +1,5 @@
 """What a team had in mind at every step it played: probabilities, Q-values, values, retention."""
 
-import importlib
 import typing as tp
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from sable import systems
-from sable.config import SableConfig, SystemConfig, own_system
+from sable.config import SableConfig, SystemConfig
 from sable.nets.layers import ActionDistribution
 from sable.nets.values import agent_q
 from sable.ops.distributions import Categorical, Distribution
@@ -38,7 +37,7 @@ class Explained:
 def explain(policy: Policy, recording: Recording) -> Explained:
     """What the policy had in mind when it played these episodes."""
     name = policy.run.system
-    module = importlib.import_module(systems.SYSTEMS[name]) if name in systems.SYSTEMS else own_system(name)
+    module = systems.module_of(name, policy.config)
     value = getattr(recording.extras, "value", None)
     if hasattr(module, "make_policy"):
         return replace(_of_ppo(policy, module.make_policy, recording), value=value)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sable.config import RunConfig
 from sable.envs.base import Env
 from sable.errors import SableError
 from sable.files import write_atomically
 from sable.policy import Policy, load
+from sable.trust import Trust
 from sable.watching import drawings, film
 from sable.watching.explain import explain
 from sable.watching.film import Take
@@ -68,11 +70,12 @@ def watch(
     return list(paths.values())
 
 
-def leave_video(directory: Path, env: Env, seed: int) -> str | None:
+def leave_video(directory: Path, env: Env, run: RunConfig) -> str | None:
     """Leave a short film of a run's best parameters, for its first seed, in its folder; what kept us from it,
     in one line, or None. Never raises: a run is worth more than its film."""
     try:
-        policy = load(directory, seed=seed)
+        seed = run.seeds[0]
+        policy = load(directory, seed=seed, trust=Trust(system=run.system))
         key = episode_key(policy.run, seed, None)
         recording = record(env, policy.system, policy.params, key, 1, policy.run, most_steps=VIDEO_STEPS)
         film.gif([_take(policy, one) for one in _scenes(policy, env, recording)], directory / VIDEO)
