@@ -210,6 +210,19 @@ def test_resume_goes_on_with_the_run_as_it_was_configured(trained):
     assert len(json.loads((first.directory / "meta.json").read_text())["resumed"]) == 1
 
 
+def test_what_is_named_beside_a_run_must_be_what_it_names(trained, capsys):
+    assert cli.main(["train", "rware/tiny-4ag"]) == 0
+    (trained[0].directory / "checkpoints" / "0000000001").mkdir(parents=True)
+    again = ["--resume", str(trained[0].directory)]
+    assert cli.main(["train", *again, "rware/tiny-4ag", "--system", "sable", "--quiet"]) == 0
+    assert cli.main(["train", *again, "--env", "rware/tiny-4ag", "--quiet"]) == 0
+    capsys.readouterr()
+    for wrong in (["rware/tiny-2ag"], ["--env", "rware/tiny-2ag"], ["--system", "mat"]):
+        assert "as named" in refusal(capsys, "train", *again, *wrong)
+        if len(wrong) == 2:
+            assert "as named" in refusal(capsys, "evaluate", again[1], *wrong)
+
+
 def test_a_resume_that_fails_leaves_the_run_untouched(trained, monkeypatch, capsys):
     assert cli.main(["train", "rware/tiny-4ag"]) == 0
     directory = trained[0].directory

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 import typing as tp
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from sable.config import resume_argv
 from sable.errors import SableError
 from sable.files import read_regular
 from sable.training import processes, records
@@ -104,9 +106,11 @@ def save(
         _sync(folder)
     except (OSError, ValueError) as error:  # Orbax makes a ValueError of a full disk
         shutil.rmtree(partial, ignore_errors=True)
+        names = settings or {}
+        flags = resume_argv(directory, names.get("task", ""), names.get("system", "sable"))
         raise SableError(
             f"cannot save a checkpoint to {folder}: {_reason(error)}; those before it are untouched: "
-            f"make room, or the folder writable, and go on with --resume"
+            f"make room, or the folder writable, and go on with {shlex.join(flags)}"
         ) from None
     for old in steps(folder)[:-KEEP]:
         removed = folder / f".removed-{old:010d}"  # or one killed here would leave half of it, with a number
