@@ -132,6 +132,7 @@ class StoppingBefore(Logger):
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_who_stops_at_once_has_not_gone_through_it(begun, monkeypatch, capsys):
     """The wrong machine, noticed by the line: nothing of it is in the run, which goes on elsewhere."""
 

@@ -178,6 +178,7 @@ def test_a_finished_run_whose_resume_is_stopped_stays_as_it_is(run, monkeypatch)
     sums.verify(run)
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_falls_back_is_not_finished_until_it_is(run, monkeypatch, capsys):
     """Its newest checkpoint is damaged, and what follows the one before it is trained again."""
     before = content(run)

@@ -185,27 +185,20 @@ def timeless(directory: Path) -> list[dict]:
     return [{name: value for name, value in one.items() if name != "wall_seconds"} for one in rows]
 
 
-def test_a_run_whose_metrics_are_gone_ends_as_if_they_were_there(stopped_run, finished_run, tmp_path, capsys):
-    begun, whole = stopped_run, finished_run
-    shutil.copytree(begun, tmp_path / "run")
-    (tmp_path / "run" / METRICS).unlink()
-    sable.train(resume=tmp_path / "run", quiet=True)
-    assert "metrics.jsonl was missing: written anew" in capsys.readouterr().err
-    assert (tmp_path / "run" / METRICS).read_bytes().startswith((begun / METRICS).read_bytes())
-    assert timeless(tmp_path / "run") == timeless(whole) and len(timeless(whole)) == 8
-    ours, theirs = (
-        runs.read_summary(directory)["absolute_return"] for directory in (tmp_path / "run", whole)
-    )
-    assert ours == theirs
-
-
-def test_a_run_whose_spec_is_gone_writes_it_anew(stopped_run, finished_run, tmp_path):
-    begun, whole = stopped_run, finished_run
-    shutil.copytree(begun, tmp_path / "run")
-    (tmp_path / "run" / "spec.json").unlink()
-    sable.train(resume=tmp_path / "run", quiet=True)
-    assert (tmp_path / "run" / "spec.json").read_bytes() == (whole / "spec.json").read_bytes()
-    assert timeless(tmp_path / "run") == timeless(whole)
+def test_a_run_whose_metrics_and_spec_are_gone_ends_as_if_they_were_there(
+    stopped_run, finished_run, tmp_path, capsys
+):
+    directory = shutil.copytree(stopped_run, tmp_path / "run")
+    for name in (METRICS, "spec.json"):
+        (directory / name).unlink()
+    sable.train(resume=directory, quiet=True)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "metrics.jsonl was missing: written anew" in said
+    assert (directory / METRICS).read_bytes().startswith((stopped_run / METRICS).read_bytes())
+    assert timeless(directory) == timeless(finished_run) and len(timeless(directory)) == 8
+    assert (directory / "spec.json").read_bytes() == (finished_run / "spec.json").read_bytes()
+    ours, theirs = map(runs.read_summary, (directory, finished_run))
+    assert ours["absolute_return"] == theirs["absolute_return"]
 
 
 SLOW_PHASES = (
