@@ -1,5 +1,6 @@
 """Grids of runs: which cells there are, how far they are, and that killing loses and repeats nothing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -186,7 +187,8 @@ def until(condition, process: subprocess.Popen | None = None, seconds: float = 1
 
 
 def kill_worker(cell: benchmark.Cell) -> None:
-    os.kill(int(runs.holder(cell.directory).split()[0]), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has ended with its benchmark
+        os.kill(int(runs.holder(cell.directory).split()[0]), signal.SIGKILL)
 
 
 def has_checkpoint(cell: benchmark.Cell, after: int = 0) -> bool:
@@ -205,7 +207,7 @@ def test_a_killed_benchmark_goes_on_and_neither_loses_nor_repeats_a_cell(grid):
     first, second = cells_of(grid)
     with start(grid) as process:
         until(lambda: has_checkpoint(second), process)
-        process.kill()  # its worker goes on alone until it is killed too
+        process.kill()  # its worker ends with it, or is killed too
     kill_worker(second)
     until(lambda: not runs.claimed(second.directory))
     summary = (first.directory / "summary.json").stat()

@@ -24,6 +24,7 @@ import orbax.checkpoint  # noqa: F401  # imported once, here, not in every child
 import sable
 import sable.policy
 import sable.training.curve
+from sable import running
 from sable.config import RunConfig, field_names, system_config
 from sable.training import checkpoint, loop
 
@@ -31,7 +32,11 @@ SIZES = {"video": False, "evaluation_episodes": 2, "absolute_episodes": 4, "num_
 SIZES |= {"num_epochs": 1, "num_minibatches": 1, "embed_dim": 8, "num_heads": 1, "num_blocks": 1}
 SIZES |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "batch_size": 8}
 SIZES |= {"replay_size": 64, "warmup_steps": 16, "num_updates_per_rollout": 2}
-TASKS = {"sable": "probe/recall", "ippo": "probe/bandit", "hasac": "probe/continuous"}
+SIZES |= {"recurrent_size": 8, "mixer_size": 8, "sequence_length": 4, "warmup_sequences": 4}
+TASKS = {"sable": "probe/recall", "ippo": "probe/bandit", "gru": "probe/recall", "qmix": "probe/recall"}
+TASKS |= {"masac": "probe/continuous", "hasac": "probe/continuous"}
+SYSTEMS = {"gru": ("ippo", {"memory": True, "recurrent_chunk": 4})}
+"""Systems that are others with some settings."""
 
 
 def child(function) -> int:
@@ -59,24 +64,46 @@ def ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def place(folder: Path, system: str) -> Path:
+def place(folder: Path, name: str) -> Path:
     """Where the runs of a system go."""
-    return folder / TASKS[system] / system
+    return folder / TASKS[name] / SYSTEMS.get(name, (name,))[0]
 
 
-def train(directory: Path, num_evaluations: int) -> None:
-    """Train the run there, or go on with it; an update, an evaluation and a save, and again."""
+def train(directory: Path, name: str, num_evaluations: int) -> None:
+    """Train the run there, or go on with it: an update, an evaluation and a save, and again; in the end the
+    absolute evaluation and a film. Its diary says when these begin."""
+
+    class Diary(loop.Logger):
+        def phase(self, text):
+            super().phase(text)
+            if text == "measuring the best parameters":
+                note(directory, "absolute")
+
+    def film(*args, real=running.leave_film, **fields):
+        note(directory, "video")
+        real(*args, **fields)
+
+    loop.Logger, running.leave_film = Diary, film
     if directory.exists():
         sable.train(resume=directory, quiet=True)
         return
-    system, names = (
-        directory.parent.name,
-        field_names(RunConfig) + field_names(system_config(directory.parent.name)),
-    )
-    fields = {name: value for name, value in SIZES.items() if name in names}
+    system, more = SYSTEMS.get(name, (name, {}))
+    names = field_names(RunConfig) + field_names(system_config(system))
+    fields = {name: value for name, value in SIZES.items() if name in names} | more
     fields |= {"total_steps": num_evaluations * 16, "num_evaluations": num_evaluations, "seeds": (3, 5)}
+    fields |= {"video": True}
     out = directory.parents[3]
-    sable.train(TASKS[system], system=system, out=out, name=directory.name, quiet=True, **fields)
+    sable.train(TASKS[name], system=system, out=out, name=directory.name, quiet=True, **fields)
+
+
+def diary_of(directory: Path) -> Path:
+    """Where the last moments of a run are noted: beside all runs."""
+    return directory.parents[3] / f"{directory.name}.txt"
+
+
+def note(directory: Path, words: str) -> None:
+    with diary_of(directory).open("a") as file:
+        file.write(words + "\n")
 
 
 def partials(directory: Path) -> list[str]:
@@ -84,20 +111,26 @@ def partials(directory: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(".partial-*")) if folder.is_dir() else []
 
 
-def kill_once(directory: Path, evaluations: int, rng: random.Random, inside: bool) -> dict | None:
-    """What came of one life that was to be killed; None if it ended first."""
+def kill_once(directory: Path, name: str, evaluations: int, rng: random.Random, moment: str) -> dict | None:
+    """What came of one life that was to be killed at such a moment: inside a save, at work, in the absolute
+    evaluation, or while its film is made; None if it ended first."""
+    inside = moment == "save"
+    diary_of(directory).unlink(missing_ok=True)
     folder = directory / checkpoint.FOLDER
     known = checkpoint.steps(folder) if folder.is_dir() else []
     left = partials(directory)
     saves, seen = rng.randrange(1, 4), set()  # which of its saves, or of the stretches after one
-    pid = child(lambda: train(directory, evaluations))
+    pid = child(lambda: train(directory, name, evaluations))
     wait = None
     while (code := ended(pid)) is None:
         now = time.monotonic()
         new = [name for name in partials(directory) if name not in left]
         seen.update(new)
         left = [name for name in left if name in partials(directory)]
-        if wait is None and (len(seen) >= saves if inside else len(seen) >= 1):
+        begun = len(seen) >= (saves if inside else 1)
+        if moment in ("absolute", "video"):
+            begun = diary_of(directory).exists() and moment in diary_of(directory).read_text().split()
+        if wait is None and begun:
             # Inside: somewhere in the save that has just begun. Else anywhere in the work that follows.
             wait = now + (rng.uniform(0, 0.06) if inside else rng.uniform(0, 0.6))
         if wait is not None and now >= wait and (partials(directory) or not inside):
@@ -111,7 +144,9 @@ def kill_once(directory: Path, evaluations: int, rng: random.Random, inside: boo
     after = checkpoint.steps(folder)
     whole = [step for step in after if checkpoint._whole(folder / f"{step:010d}")]
     lost = bool(known) and (not whole or max(whole) < max(known))
-    return {"inside": bool(partials(directory)), "committed": after, "whole": whole, "lost": lost}
+    last = diary_of(directory).read_text().split()[-1:] if diary_of(directory).exists() else []
+    found = "save" if partials(directory) else (last or ["work"])[0]
+    return {"moment": found, "committed": after, "whole": whole, "lost": lost}
 
 
 def work_long(directory: Path, diary: Path, blocks: int) -> None:
@@ -191,12 +226,13 @@ def main() -> None:
     killed, number = 0, 0
 
     def finish(directory: Path) -> None:
-        pid = child(lambda: train(directory, evaluations))
+        pid = child(lambda: train(directory, system, evaluations))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
     finish(runs / "whole")
     while killed < kills:
-        life = kill_once(runs / f"killed-{number}", evaluations, rng, inside=rng.random() < 0.7)
+        moment = rng.choices(("save", "work", "absolute", "video"), (5, 1, 2, 2))[0]
+        life = kill_once(runs / f"killed-{number}", system, evaluations, rng, moment)
         if life is None:  # it came to its end: the next one is killed
             number += 1
         else:
