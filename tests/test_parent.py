@@ -30,8 +30,7 @@ def alive(pid: int) -> bool:
     return bool(state.strip()) and "Z" not in state
 
 
-@pytest.mark.parametrize("how", ["kernel", "thread"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("how", "number"), [("kernel", signal.SIGKILL), ("thread", signal.SIGTERM)])
 def test_a_child_ends_with_its_parent(how, number):
     command = [sys.executable, "-c", PARENT, str(int(number)), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
