@@ -219,7 +219,7 @@ def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Pa
 
 def policies_of(run: str | Path) -> Path:
     """Return the folder `policies` in a run, with the best policy of every seed: exported now, or before
-    where the run has no checkpoints any more."""
+    where the run has no checkpoints any more, then perhaps of some seeds only."""
     directory = runs.find(run)
     configured, folder = runs.read_config(directory), directory / POLICIES
     if (directory / checkpoint.FOLDER).is_dir():
@@ -229,7 +229,11 @@ def policies_of(run: str | Path) -> Path:
             f"{directory} keeps no policies: it has neither {checkpoint.FOLDER} nor {POLICIES}, as "
             f"`sable export RUN -o RUN/{POLICIES} --every-seed` makes them where the run lies"
         )
-    for policy in (load(folder / str(seed), seed=seed) for seed in configured[0].seeds):
+    exported = [seed for seed in configured[0].seeds if (folder / str(seed)).is_dir()]
+    if not exported:
+        listed = " ".join(map(str, configured[0].seeds))
+        raise SableError(f"{folder} has a policy of none of the run's seeds: {listed}")
+    for policy in (load(folder / str(seed), seed=seed) for seed in exported):
         if (policy.run, policy.config) != configured:
             raise SableError(f"{folder / str(policy.seed)} is a policy of another run")
     return folder

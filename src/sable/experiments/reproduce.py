@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import typing as tp
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sable import settings
@@ -81,7 +81,7 @@ def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHIN
     return again
 
 
-def chosen(row: Row, seeds: Sequence[int] | None) -> tuple[int, ...]:
+def chosen(row: Row, seeds: Iterable[int] | None) -> tuple[int, ...]:
     """Return the row's seeds, or those of them that were named."""
     known = tuple(row["seeds"])
     given = known if seeds is None else tuple(seeds)
@@ -95,13 +95,14 @@ def chosen(row: Row, seeds: Sequence[int] | None) -> tuple[int, ...]:
 
 def policies(row: Row, results: Path, seeds: Sequence[int] | None) -> dict[int, Path]:
     """Return the folders of the policies that a row keeps; refused in one line where it keeps none."""
-    place = ledger.folder(results, row) / ledger.POLICIES
-    found = {seed: place / str(seed) for seed in chosen(row, seeds)}
-    if not row.get("policies"):
+    place, kept = ledger.folder(results, row) / ledger.POLICIES, row.get("policies")
+    if not kept:
         raise SableError(
             f"{row['row']} keeps no policies, as rows of before 18 November 2026: train it again, with "
             f"sable reproduce {row['row']}"
         )
+    # Wide networks weigh so much that a row may keep those of some seeds only.
+    found = {seed: place / str(seed) for seed in chosen(row, map(int, kept) if seeds is None else seeds)}
     if missing := next((folder for folder in found.values() if not folder.is_dir()), None):
         raise SableError(
             f"the policies of {row['row']} are not here, at {missing}: they lie beside the ledger; run this "
