@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SableError as error:
         return _fail(str(error))
+    except MemoryError as error:
+        return _fail(f"this machine has no more memory to give: {error or 'take less of something'}")
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
     except BrokenPipeError:  # whoever read our output has gone, as in `sable list | head`

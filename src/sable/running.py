@@ -100,11 +100,13 @@ def _refusal(
 ) -> "SableError":
     """The refusal of a run that does not fit, with what would; its folder, if it was made for it, is gone."""
     from sable.experiments import runs, sizes
-    from sable.training import processes
+    from sable.training import memory, processes
 
     if directory is not None and processes.leads():
         runs.discard(directory)
-    return error if processes.launched(run).count > 1 else sizes.refusal(error, env, run, config)
+    if processes.launched(run).count > 1 or isinstance(error, memory.TooManyEpisodes):
+        return error
+    return sizes.refusal(error, env, run, config)
 
 
 def trust_in(env: "Env | str | None", system: str | None, everything: bool) -> Trust:

@@ -60,6 +60,7 @@ class Plan:
     """environments of the updates that were timed: fewer where the run's own would take too long"""
 
 
+@memory.explained()
 def plan(env: Env, run: RunConfig, config: SystemConfig) -> Plan:
     """What training `run` would take here, from shapes, compilations and a few updates."""
     rehearsal, other = Rehearsal(env, run, config), Rehearsal(env, *sizes.another(run, config))

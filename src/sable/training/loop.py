@@ -182,7 +182,10 @@ def train(
     with devices.in_force(mesh):
         shapes = jax.eval_shape(begin, *lanes)
     places = devices.places(mesh, shapes)
-    memory.refuse_beyond(memory.size(shapes) // (mesh.size if mesh else 1))  # before any of it is there
+    num_devices = mesh.size if mesh else 1
+    memory.refuse_beyond(memory.size(shapes) // num_devices)  # before any of it is there
+    if on_host is None:  # which plays them a few at a time
+        memory.refuse_episodes(shapes, run, config.num_envs, num_devices)
     course = Course(directory, asked_for(run, config, env.spec), circumstances)
     with ExitStack() as open_files:
         interrupted = interrupted or open_files.enter_context(interruption())
@@ -194,7 +197,9 @@ def train(
             state, facts, metrics = checkpoint.restore(directory, shapes, course.settings)
             state = devices.place(state, places)
         else:
-            state = compiled(begin, *lanes, out=places)(*lanes)
+            first = compiled(begin, *lanes, out=places)
+            memory.refuse_beyond(memory.count(first))
+            state = first(*lanes)
         course.begin(began, facts, interrupted)
         if processes.leads():
             course.logger = Logger(
@@ -222,6 +227,8 @@ def train(
             else:
                 unit, assess, absolute = make_stages(program, compiled, mesh, places, state)
             memory.refuse_beyond(memory.count(unit))
+            if on_host is None:
+                memory.refuse_measuring("evaluation_episodes", run.evaluation_episodes, memory.count(assess))
             logger.note(memory.summary(state, unit, run, config, boundaries[-1]))
             if on_host is not None and course.updates:
                 logger.note("the environments' states could not be saved: all episodes begin anew")

@@ -1,8 +1,10 @@
 """What a run needs of a device's memory, counted before it runs, and what the device has."""
 
+import contextlib
 import math
 import os
 import re
+import resource
 import typing as tp
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,17 @@ class DoesNotFit(SableError):
         self.needed, self.total = needed, total
 
 
+class TooManyEpisodes(DoesNotFit):
+    """A run whose measurements the device cannot hold: fewer environments would not help."""
+
+    def __init__(self, name: str, episodes: int, needed: int, total: int):
+        super().__init__(needed, total)
+        self.args = (
+            f"{name}={episodes}: so many side by side need at least {in_words(needed)} and the device has "
+            f"{in_words(total)}; take fewer",
+        )
+
+
 class OutOfMemory(SableError):
     """A device that had no more memory to give while it worked."""
 
@@ -32,11 +45,12 @@ def explained() -> tp.Iterator[None]:
     """Says in one line that the device's memory is full, and what would help."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
         text = str(error)
-        if "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+        known = any(words in text.lower() for words in ("resource_exhausted", "out of memory", "bad_alloc"))
+        if not known and not isinstance(error, MemoryError):
             raise
-        asked = re.search(r"allocat\w+ ([\d.]+ ?[A-Za-z]*)", text)
+        asked = re.search(r"[Aa]llocat\w+ ([\d.]+ ?[A-Za-z]*)", text)
         raise OutOfMemory(
             f"the device ran out of memory{f' (it was asked for {asked[1]} more)' if asked else ''}; end "
             "what else uses it, or take fewer --num-envs or --num-seeds, or a shorter --rollout-length: "
@@ -56,8 +70,31 @@ def capacity() -> Capacity:
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     if limit:
         return Capacity(limit, limit)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Capacity(total, _available() or total)
+    total = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *process_limits())
+    return Capacity(total, min(_available() or total, total))
+
+
+def process_limits(proc: Path = Path("/proc/self"), cgroups: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Return the bytes this process may have by its own limit (ulimit -v) and by those of its container or
+    job, whose groups lie one in another."""
+    own = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limits = [own] if own != resource.RLIM_INFINITY else []
+    try:
+        groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    except OSError:
+        groups = []
+    for _, controllers, group in groups:
+        if not controllers:
+            root, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        place = root / group.strip("/")
+        for folder in (place, *place.parents):
+            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                limits.append(int((folder / name).read_text()))
+    return limits
 
 
 def count(compiled: tp.Any) -> int:
@@ -85,6 +122,21 @@ def refuse_beyond(needed: int) -> None:
     total = capacity().total
     if needed > total:
         raise DoesNotFit(needed, total)
+
+
+def refuse_episodes(state: State, run: RunConfig, num_envs: int, num_devices: int) -> None:
+    """Refuse measurements of more episodes than the device could hold. Those of one measurement are played
+    side by side, each in an environment like those of training."""
+    each = size(state.run.situation) / num_envs / num_devices
+    for name in ("evaluation_episodes", "absolute_episodes"):
+        refuse_measuring(name, getattr(run, name), int(each * getattr(run, name)))
+
+
+def refuse_measuring(name: str, episodes: int, needed: int) -> None:
+    """Refuse to play so many episodes where the device could not hold what that needs."""
+    total = capacity().total
+    if needed > total:
+        raise TooManyEpisodes(name, episodes, needed, total)
 
 
 def summary(state: State, unit: tp.Any, run: RunConfig, config: SystemConfig, num_updates: int) -> str:
