@@ -10,7 +10,7 @@ import sable
 ROOT = Path(sable.__file__).parent
 ALLOWED = {
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "quiet": set(),
     "types": set(),
     "parent": set(),

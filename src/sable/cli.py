@@ -4,6 +4,7 @@ import of jax."""
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import sable
 from sable import printed
+from sable.checks import shown
 from sable.errors import SableError, suggest
 from sable.flags import Argv, Help, Parser, parse, reader
 from sable.parsers import add_trust, benchmark_parser, plan_parser, system_of, train_parser, tune_parser
@@ -52,12 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # else somebody else's process
         _be_a_process()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name, or a sign of ours, may not be in its encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(arguments)
         _flush()
         return code
     except SableError as error:
         return _fail(str(error))
+    except UnicodeError as error:
+        text = shown(getattr(error, "object", str(error)))
+        return _fail(f"{text} is no text here: use names in UTF-8, or set PYTHONUTF8=1")
     except MemoryError as error:
         return _fail(f"this machine has no more memory to give: {error or 'take less of something'}")
     except KeyboardInterrupt:

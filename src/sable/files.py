@@ -8,6 +8,8 @@ import stat
 import typing as tp
 from pathlib import Path
 
+from sable.errors import SableError
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> tp.Iterator[Path]:
@@ -52,6 +54,18 @@ def read_regular(path: Path, most: int) -> bytes:
         if status.st_size > most:
             raise OSError(None, f"it holds {status.st_size} bytes, and can hold {most} at most")
         return file.read(status.st_size)
+
+
+def require_unicode(folder: Path) -> None:
+    """Refuse a folder whose name is no text, where something is to be written that is given its name as one:
+    bytes that are no UTF-8, or in a locale without UTF-8 all that is not ASCII."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise SableError(
+            f"{folder}: the name of a run's folder is not UTF-8; choose another, or, if it is the locale "
+            "that knows no UTF-8, set PYTHONUTF8=1"
+        ) from None
 
 
 def _locked(path: Path) -> tp.IO[bytes]:

@@ -27,7 +27,7 @@ from sable.config import RunConfig, SystemConfig, resume_argv
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import circumstances, sums
-from sable.files import read_regular, remove_leftovers, write_atomically
+from sable.files import read_regular, remove_leftovers, require_unicode, write_atomically
 from sable.training.logging import METRICS, Row, parse_rows
 from sable.training.logging import read_metrics as read_metrics_file
 from sable.trust import NOTHING, Trust, Untrusted
@@ -47,6 +47,7 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
     if name is not None and (safe(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     parent = folder(out, run)
+    require_unicode(parent)
     try:
         directory = parent / name if name is not None else _untaken(parent)
         _refuse_used(directory)

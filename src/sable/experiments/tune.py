@@ -22,6 +22,7 @@ from sable.experiments import runs, tuned
 from sable.experiments.batches import Worker
 from sable.experiments.trials import Space, Study, Tried, import_optuna, trial_seeds
 from sable.experiments.tune_view import View
+from sable.files import require_unicode
 from sable.quiet import silenced
 from sable.trust import NOTHING, Trust
 
@@ -71,6 +72,7 @@ def tune(
     space = dimensions(run.system, config, given, space)
     import_optuna()
     directory = runs.folder(Path(out), run)
+    require_unicode(directory)
     run = dataclasses.replace(run, seeds=trial_seeds(directory, len(run.seeds)))
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from jax import Array
 
 from sable.config import resume_argv
 from sable.errors import SableError
-from sable.files import read_regular
+from sable.files import read_regular, require_unicode
 from sable.training import processes, records
 from sable.training.logging import METRICS
 from sable.types import PyTree
@@ -197,6 +197,7 @@ def _newest_whole(
     directory: Path, settings: Settings | None, load: tp.Callable[[Path, dict[str, tp.Any]], _Loaded]
 ) -> _Loaded:
     """What `load` makes of the newest checkpoint that is whole; a line on stderr for each that is not."""
+    require_unicode(directory)  # for Orbax
     committed = steps(directory / FOLDER)
     if not committed:
         raise SableError(

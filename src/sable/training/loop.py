@@ -20,6 +20,7 @@ from sable.config import RunConfig, SystemConfig, resume_argv
 from sable.envs.base import Env
 from sable.envs.hosted import EnvFailed, HostedEnv
 from sable.errors import SableError
+from sable.files import require_unicode
 from sable.systems.base import System
 from sable.training import checkpoint, devices, hosted, memory, processes, records
 from sable.training.compile import Compiler
@@ -186,6 +187,7 @@ def train(
     memory.refuse_beyond(memory.size(shapes) // num_devices)  # before any of it is there
     if on_host is None:  # which plays them a few at a time
         memory.refuse_episodes(shapes, run, config.num_envs, num_devices)
+    require_unicode(directory)
     course = Course(directory, asked_for(run, config, env.spec), circumstances)
     with ExitStack() as open_files:
         interrupted = interrupted or open_files.enter_context(interruption())
