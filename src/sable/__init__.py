@@ -98,6 +98,7 @@ def train(
         directory = runs.find(resume)
         run, config = runs.read_config(directory, leave)
         runs.refuse_batch(directory)
+        runs.refuse_older_meaning(directory)
         run = settings.changed(run, config, fields, {})[0] if fields else run
         claim_directory = partial(runs.claim, directory)
         return running.train(run, config, env, claim_directory, resume=True, trust=leave, **how)

@@ -19,6 +19,7 @@ from sable.config import (
     field_names,
 )
 from sable.errors import SableError, suggest
+from sable.meaning import MEANING
 
 Fields = Mapping[str, tp.Any]
 
@@ -209,6 +210,7 @@ _RANGES: dict[str, _Rule] = {
     "absolute_episodes": _MANY,
     "pool_size": _INDEX,
     "devices": _between(0, 2**16),
+    "meaning": _between(0, MEANING),
     "num_envs": _MANY,
     "rollout_length": _LENGTH,
     "num_epochs": _COUNT,

@@ -401,7 +401,7 @@ def _reproduce(argv: Argv) -> int:
     parser = Parser(
         "reproduce",
         "Run a published result again, with the settings and seeds of its row in the ledger, and say whether "
-        "the mean lies within the row's 95 % interval; or measure the policies it keeps again. Without ROW: "
+        "chance explains how far the means are apart; or measure the policies it keeps again. Without ROW: "
         "the rows.",
     )
     parser.add_argument("row", nargs="?", metavar="ROW", help="a row, such as rware/tiny-4ag:sable")
@@ -421,11 +421,13 @@ def _reproduce(argv: Argv) -> int:
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     parser.add_argument("--trust", action="store_true", help="run the code from outside sable that ROW names")
     parser.epilog = (
-        "Exit code 0: within; 1: outside. It takes about the minutes that the list shows; stop it whenever "
+        "Exit code 0: chance explains the difference of the means (its 95 % interval holds 0); 1: it does "
+        "not. It takes about the minutes that the list shows; stop it whenever "
         "you like, the same command goes on. Returns are the same to the last bit on the same kind of "
         "machine, with the same versions and code, with all seeds, on a CPU or with settings that are "
-        "deterministic; else compare means. Fewer seeds are held to the wider interval of the mean of so "
-        "many. Means and intervals are compared to two decimals, as the paper prints them."
+        "deterministic; else compare means. Fewer seeds make the interval wider. It counts with two "
+        "decimals, as the paper prints them. A row that was made when its settings meant something else is "
+        "run as meant now; a line then says what has changed, and names the commit that still means it."
     )
     given = parse(parser, argv)
     from sable.experiments import ledger

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sable.errors import SableError, suggest
+from sable.meaning import MEANING
 from sable.trust import NOTHING, Trust, Untrusted
 
 
@@ -65,6 +66,9 @@ class SystemConfig:
     """Global norm to which gradients are clipped."""
     agent_id: bool = True
     """Learn an embedding per agent; ignored where the views already carry identity (MABrax)."""
+    # What training with these settings means (see `meaning`). No setting: it has no flag and is in no recipe,
+    # and is written beside the settings. It is an older one in what was read from a file only.
+    meaning: int = MEANING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +335,13 @@ def resume_argv(directory: Path | str, task: str, system: str) -> list[str]:
 
 
 def field_names(cls: type) -> list[str]:
-    """The names of a configuration class's fields, in order."""
-    return [field.name for field in dataclasses.fields(cls)]
+    """The names of a configuration class's settings, in order."""
+    return [field.name for field in dataclasses.fields(cls) if field.name != "meaning"]
+
+
+def settings_of(config: SystemConfig) -> dict[str, tp.Any]:
+    """Return a system's settings as plain data."""
+    return {name: getattr(config, name) for name in field_names(type(config))}
 
 
 def split_devices(num_devices: int, num_seeds: int, config: SystemConfig) -> tuple[int, int]:

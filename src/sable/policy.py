@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable import checks, settings, systems, tensors
-from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions
+from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions, settings_of
 from sable.envs.base import Env
 from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
@@ -393,6 +393,6 @@ actions = policy.act(views)  # numpy [1, {spec.num_agents}, {spec.view_size}] ->
 `{ABOUT}` holds every setting it was trained with.
 
 ```json
-{json.dumps(dataclasses.asdict(policy.config), indent=2)}
+{json.dumps(settings_of(policy.config), indent=2)}
 ```
 """

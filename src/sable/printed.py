@@ -59,7 +59,7 @@ def in_words(value: tp.Any) -> str:
 
 def published(row: dict[str, tp.Any]) -> str:
     """A row's numbers in few words."""
-    from sable.experiments.ledger import outside_protocol
+    from sable.experiments.ledger import older_meaning, outside_protocol
 
     paper, outside = row["paper"], outside_protocol(row)
     others = len(row["deviations"]) - len(outside)
@@ -68,6 +68,7 @@ def published(row: dict[str, tp.Any]) -> str:
     parts += [row["verdict"] + ", by rounding" * bool(row.get("by_rounding"))] if row["verdict"] else []
     parts += ["not the protocol"] if outside else []
     parts += [f"{others} setting{'s' * (others > 1)} not the paper's"] if others else []
+    parts += ["of an older meaning"] if older_meaning(row) else []
     parts += ["superseded"] if row.get("superseded") else []
     return "  ".join([*parts, f"{row['device_minutes']:.3g} min on {row['device']}"])
 

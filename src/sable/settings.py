@@ -19,10 +19,12 @@ from sable.config import (
     SystemConfig,
     field_names,
     imported_system,
+    settings_of,
     split_devices,
     system_config,
 )
 from sable.errors import SableError, suggest
+from sable.meaning import number_of, since
 from sable.trust import NOTHING, Trust
 
 QUICK: dict[str, tp.Any] = {
@@ -154,7 +156,8 @@ _FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
 
 def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
     """The configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
-    return {"format": FORMAT, "run": dataclasses.asdict(run), "config": dataclasses.asdict(config)}
+    data = {"format": FORMAT, "meaning": config.meaning}
+    return data | {"run": dataclasses.asdict(run), "config": settings_of(config)}
 
 
 def to_json(run: RunConfig, config: SystemConfig) -> str:
@@ -164,11 +167,14 @@ def to_json(run: RunConfig, config: SystemConfig) -> str:
 
 def from_dict(data: tp.Any, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
     """The configuration that `to_dict` made `data` from, in this version or an older one; anything else is
-    refused, and so is a system from outside sable unless `trust` covers it."""
+    refused, and so is a system from outside sable unless `trust` covers it. Its meaning is an older one only
+    where something that concerns it has changed since."""
     run, fields = _read(data)
     trust.require_equal("env", run.task)
     trust.require_equal("system", run.system)
-    return run, _system_fields(fields, system_config(run.system, trust))
+    config = _system_fields(fields, system_config(run.system, trust))
+    number = number_of(data)
+    return run, dataclasses.replace(config, meaning=number) if since(number, run, vars(config)) else config
 
 
 def plain_from_dict(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
@@ -176,7 +182,7 @@ def plain_from_dict(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
     Those of a system from outside sable are as they were written."""
     run, fields = _read(data)
     ours = SYSTEM_CONFIGS.get(run.system)
-    return run, fields if ours is None else dataclasses.asdict(_system_fields(fields, ours))
+    return run, fields if ours is None else settings_of(_system_fields(fields, ours))
 
 
 def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:

@@ -251,17 +251,17 @@ def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(plac
     assert main(["reproduce", ROW, "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "2 of 2 seeds' returns are identical to the last bit" in said
-    assert "the mean lies within" in said and "the row's 95 % interval" in said
+    assert "by 0 [" in said and "which chance explains" in said
     (summary,) = (place / "reproduced").rglob("summary.json")
     before = summary.stat().st_mtime_ns
     file = place / "results" / ledger.LEDGER
     row = json.loads(file.read_text())
-    better = [value + 0.5 for value in row["absolute_return"]]
+    better = [value + 5 for value in row["absolute_return"]]
     file.write_text(json.dumps(row | {"absolute_return": better}) + "\n")
     assert main(["reproduce", ROW, "--quiet"]) == 1
     said = capsys.readouterr().out
-    assert "0 of 2 seeds' returns are identical" in said and "0.5 apart" in said
-    assert "the mean lies outside" in said
+    assert "0 of 2 seeds' returns are identical" in said and "5 apart" in said
+    assert "by -5 [" in said and "which chance does not explain" in said
     assert summary.stat().st_mtime_ns == before
     assert main(["reproduce", ROW, "--quiet", "--seeds", "1"]) == 2
     assert "was begun with seeds=(0, 1), not (1,); choose another --out" in capsys.readouterr().err
@@ -362,9 +362,10 @@ def test_reproducing_can_be_stopped_and_goes_on(place):
     before = runs.read_metrics(directory)
     assert before and not (directory / "summary.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    mean = sum(runs.read_summary(directory)["absolute_return"]) / 2
-    low, high = (round(x, 2) for x in stats.interval_of_mean(row["absolute_return"], 2))
-    assert done.returncode == (0 if low <= round(mean, 2) <= high else 1) and "the mean lies" in done.stdout
+    returns = runs.read_summary(directory)["absolute_return"]
+    _, low, high = (round(x, 2) for x in stats.difference(returns, row["absolute_return"]))
+    explained = "explains" if low <= 0 <= high else "does not explain"
+    assert done.returncode == (explained != "explains") and f"which chance {explained}" in done.stdout
     assert runs.read_metrics(directory)[: len(before)] == before  # times included: not run again
 
 
@@ -650,22 +651,36 @@ def test_the_commit_of_code_is_found_and_changed_code_has_none(tmp_path):
     assert provenance.commit_of(before, package) == documented
 
 
-def test_fewer_seeds_are_held_to_the_interval_of_the_mean_of_so_many():
-    returns = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    whole = stats.estimate({"x": returns}, stats.mean)
-    assert stats.interval_of_mean(returns, 6) == (whole.low, whole.high)
-    two, one = stats.interval_of_mean(returns, 2), stats.interval_of_mean(returns, 1)
-    assert one == (0.0, 5.0) and one[0] <= two[0] < whole.low and whole.high < two[1] <= one[1]
+@pytest.mark.parametrize("seeds", [10, 3, 1])
+def test_samples_of_one_system_differ_by_chance_19_times_of_20(seeds):
+    rng = np.random.default_rng(0)
+    found = [stats.difference(rng.normal(size=seeds), rng.normal(size=10), reps=400) for _ in range(600)]
+    by_chance = np.mean([low <= 0 <= high for _, low, high in found])
+    assert 0.9 <= by_chance <= 0.98
+    apart = [stats.difference(rng.normal(size=seeds) + 4, rng.normal(size=10), reps=400) for _ in range(50)]
+    assert np.mean([low > 0 for _, low, _ in apart]) > 0.8
+
+
+def test_the_difference_of_two_samples_widens_with_fewer_runs():
+    row, again = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0]
+    value, low, high = stats.difference(again, row)
+    assert value == 0.0 and low < 0 < high
+    _, lower, higher = stats.difference(again[1:3], row)
+    assert lower < low and high < higher
+    assert stats.difference([1.0], [1.0]) == (0.0, 0.0, 0.0)
+    assert stats.difference([0.5, 0.5], [1.0] * 3) == (-0.5, -0.5, -0.5)
 
 
 def test_a_row_whose_seeds_agree_is_reproduced_to_the_papers_digits(tmp_path):
     row = {"row": "a/b:c", "seeds": list(range(10)), "absolute_return": [1.0] * 10}
+    row["settings"] = settings.to_dict(RunConfig(), SableConfig())
     found = [reproduce.compare(row, finished(tmp_path, absolute=value)) for value in (0.996, 0.994)]
     assert [one.within for one in found] == [True, False] and found[0].identical == []
     few = reproduce.compare(row, finished(tmp_path, seeds=(3, 4)))
     assert few.within and few.identical == [3, 4] and few.published == {3: 1.0, 4: 1.0}
-    assert "where the mean of 2 of the row's 10 seeds lies" in reproduce.in_words(row, few)
-    assert math.isclose(found[1].mean, 0.994)
+    said = reproduce.in_words(row, few)
+    assert "the mean of 2 seeds differs from that of the row's 10 by 0 [0, 0], which chance explains" in said
+    assert math.isclose(found[1].difference, -0.006)
 
 
 def test_reproducing_takes_the_rows_settings_whatever_the_recipe_says_now(tmp_path, policies):

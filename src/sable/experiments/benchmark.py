@@ -85,6 +85,7 @@ def check(cell: Cell) -> None:
         begun = runs.read_config(cell.directory, Trust(system=cell.run.system))
     except Untrusted as error:
         raise Untrusted(f"{error}; choose another --out") from None
+    runs.refuse_older_meaning(cell.directory)
     pairs = zip(begun, (cell.run, cell.config), strict=True)
     for begun, wanted in (map(dataclasses.asdict, pair) for pair in pairs):
         for field, value in wanted.items():

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from sable import settings
+from sable import meaning, settings
 from sable.config import SYSTEM_CONFIGS, RunConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
@@ -216,6 +216,12 @@ def _judged(run: RunConfig, fields: Fields, series: "Sequence[Series]", judge: b
 
     found = {name: summary(name) for name in stats.SUMMARIES}
     return found["absolute"] | {"summaries": found}
+
+
+def older_meaning(row: Row) -> list[meaning.Change]:
+    """Return the changes since a row was made of what training with its settings means."""
+    number = meaning.number_of(row["settings"], row.get("sources", ()))
+    return meaning.since(number, *settings.plain_from_dict(row["settings"]))
 
 
 def outside_protocol(row: Row) -> list[str]:

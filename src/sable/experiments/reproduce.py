@@ -6,11 +6,12 @@ import typing as tp
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from sable import settings
+from sable import meaning, settings
 from sable.envs.own import is_own
 from sable.errors import SableError
 from sable.experiments import benchmark, ledger
 from sable.experiments.ledger import Row
+from sable.meaning import MEANING
 from sable.trust import NOTHING, Trust, Untrusted
 
 if tp.TYPE_CHECKING:
@@ -29,13 +30,15 @@ class Reproduction(tp.NamedTuple):
     """the absolute return of every seed"""
     published: dict[int, float]
     """the row's, of the same seeds"""
+    difference: float
+    """the mean of these seeds less the mean of all of the row's"""
     interval: tuple[float, float]
-    """where the mean of so many seeds of the row lies, 95 % of the time; of all of them the row's interval"""
-    within: bool
+    """of that difference, with 95 %: both means are of a few runs"""
 
     @property
-    def mean(self) -> float:
-        return sum(self.absolute.values()) / len(self.absolute)
+    def within(self) -> bool:
+        """Whether chance explains the difference, to the paper's digits."""
+        return _explains(self.interval)
 
     @property
     def identical(self) -> list[int]:
@@ -59,15 +62,20 @@ class Measurement(tp.NamedTuple):
     @property
     def within(self) -> bool:
         """Whether chance explains the difference, to the paper's digits."""
-        from sable.experiments import paper
+        return _explains(self.interval)
 
-        low, high = (round(x, paper.DIGITS) for x in self.interval)
-        return low <= 0 <= high
+
+def _explains(interval: tuple[float, float]) -> bool:
+    from sable.experiments import paper
+
+    low, high = (round(x, paper.DIGITS) for x in interval)
+    return low <= 0 <= high
 
 
 def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHING) -> benchmark.Cell:
-    """The run that reproduces a row: its settings, and its seeds or some of them; refused where its folder
-    holds something else, or where it needs code from outside sable that `trust` does not cover."""
+    """The run that reproduces a row: its settings, as they are meant now, and its seeds or some of them;
+    refused where its folder holds something else, or where it needs code from outside sable that `trust` does
+    not cover."""
     try:
         run, config = settings.from_dict(row["settings"], trust)
         if is_own(run.task):
@@ -76,6 +84,7 @@ def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHIN
         raise Untrusted(f"row {row['row']}: {error}") from None
     given = chosen(row, seeds)
     run = dataclasses.replace(run, seeds=given, video=False)
+    config = dataclasses.replace(config, meaning=MEANING)
     again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], run, config)
     benchmark.check(again)
     return again
@@ -127,16 +136,18 @@ def measured(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measureme
 
 def reproduce(row: Row, again: benchmark.Cell, train: Callable[[Path], "Result"]) -> Reproduction:
     """Finish the run, unless that was done before, and compare."""
+    if line := older_in_words(row):
+        print(f"sable: {line}", file=sys.stderr)
     directory = benchmark.prepare(again)
     if not again.finished and (signal := train(directory).interrupted) is not None:
-        return Reproduction(directory, signal, {}, {}, (0.0, 0.0), False)
+        return Reproduction(directory, signal, {}, {}, 0.0, (0.0, 0.0))
     return compare(row, directory)
 
 
 def compare(row: Row, directory: Path) -> Reproduction:
-    """A finished run beside the row. Numbers count with the paper's digits: where all seeds of a row agree,
-    its interval has no width."""
-    from sable.experiments import paper, results, stats, sums
+    """A finished run beside the row, two samples of runs. Numbers count with the paper's digits: where all
+    seeds agree, the interval has no width."""
+    from sable.experiments import results, stats, sums
 
     if line := sums.unchecked(directory):
         print(f"sable: {line}", file=sys.stderr)
@@ -146,12 +157,16 @@ def compare(row: Row, directory: Path) -> Reproduction:
             raise SableError(f"{directory}: seed {one.seed}: {problem}")
     absolute = {int(one.seed): one.absolute for one in series}
     published = dict(zip(row["seeds"], row["absolute_return"], strict=True))
-    low, high = stats.interval_of_mean(row["absolute_return"], len(absolute))
-    found = Reproduction(
-        directory, None, absolute, {seed: published[seed] for seed in absolute}, (low, high), False
-    )
-    mean, low, high = (round(x, paper.DIGITS) for x in (found.mean, low, high))
-    return found._replace(within=low <= mean <= high)
+    value, *interval = stats.difference(list(absolute.values()), row["absolute_return"])
+    published = {seed: published[seed] for seed in absolute}
+    return Reproduction(directory, None, absolute, published, value, (interval[0], interval[1]))
+
+
+def older_in_words(row: Row) -> str:
+    """Return what a row's settings meant when it was made, if that has changed since."""
+    if not (changes := ledger.older_meaning(row)):
+        return ""
+    return f"{row['row']} was made when {meaning.in_words(changes)}; here it is run as meant now"
 
 
 def in_words(row: Row, found: Reproduction) -> str:
@@ -162,11 +177,10 @@ def in_words(row: Row, found: Reproduction) -> str:
     seeds = f"{same} of {count} seeds' returns are identical to the last bit"
     seeds += f", the others up to {apart:.3g} apart" if same < count else ""
     low, high = found.interval
-    what = "the row's 95 % interval"
-    if count < len(row["seeds"]):
-        what = f"where the mean of {count} of the row's {len(row['seeds'])} seeds lies 95 % of the time"
-    where = "within" if found.within else "outside"
-    return f"{table}\n{seeds}\nthe mean lies {where} [{low:.6g}, {high:.6g}], {what}"
+    chance = "explains" if found.within else "does not explain"
+    means = f"the mean of {count} seeds differs from that of the row's {len(row['seeds'])} by "
+    means += f"{found.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
+    return "\n".join(filter(None, (table, seeds, means, older_in_words(row))))
 
 
 def measurement_in_words(found: Measurement) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from sable import meaning
 from sable.errors import SableError
 from sable.experiments import ledger
 from sable.experiments.ledger import Row
@@ -62,6 +63,7 @@ def section(rows: Sequence[Row]) -> str:
                 parts.append(f"`{row['row']}` is not by the protocol: {', '.join(outside)}.")
         if suite in superseded:
             parts.append(_table(_SUPERSEDED, map(_superseded_cells, superseded[suite])))
+        parts += _older([*current, *superseded.get(suite, [])])
         parts.append(f"![{suite}: return (IQM over seeds) by environment steps](figures/{suite}.svg)")
     return "\n\n" + "\n\n".join(parts) + "\n\n"
 
@@ -114,6 +116,20 @@ def _device_time(rows: Sequence[Row]) -> str:
     )
 
 
+def _older(rows: Iterable[Row]) -> list[str]:
+    """Return which rows were made when training with their settings meant something else, and what."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if changes := ledger.older_meaning(row):
+            found.setdefault(meaning.in_words(changes), []).append(_name(row))
+    return [f"Of an older meaning, when {what}: {', '.join(names)}." for what, names in found.items()]
+
+
+def _name(row: Row) -> str:
+    """Return a row's name, marked if it is of an older meaning."""
+    return f"`{row['row']}`" + "†" * bool(ledger.older_meaning(row))
+
+
 def _cells(row: Row) -> list[str]:
     from sable.experiments.looks import number
     from sable.experiments.tables import short
@@ -122,7 +138,7 @@ def _cells(row: Row) -> list[str]:
     others = (text.partition(" (")[0] for text in row["deviations"] if text not in outside)
     ours, theirs = _figures_of(row)
     return [
-        f"`{row['row']}`",
+        _name(row),
         ours,
         theirs,
         _verdict(row["summaries"]["absolute"]),
@@ -140,13 +156,13 @@ def _summary_cells(row: Row, names: Iterable[str]) -> list[str]:
         ours, theirs = _figures_of(found)
         return "; ".join(filter(None, (ours, theirs, _verdict(found))))
 
-    return [f"`{row['row']}`", *(cell(row["summaries"][name]) for name in names)]
+    return [_name(row), *(cell(row["summaries"][name]) for name in names)]
 
 
 def _superseded_cells(row: Row) -> list[str]:
     ours, _ = _figures_of(row)
     why = row["superseded"]["reason"].replace("|", "\\|")
-    return [f"`{row['row']}`", ours, why, f"`{row['commit'][:10]}`", f"{row['device_minutes']:.1f}"]
+    return [_name(row), ours, why, f"`{row['commit'][:10]}`", f"{row['device_minutes']:.1f}"]
 
 
 def _figures_of(found: Row) -> tuple[str, str]:

@@ -22,7 +22,7 @@ import time
 import typing as tp
 from pathlib import Path
 
-from sable import settings
+from sable import meaning, settings
 from sable.config import RunConfig, SystemConfig, resume_argv
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
@@ -230,6 +230,13 @@ def read_config(directory: Path, trust: Trust = NOTHING) -> tuple[RunConfig, Sys
         raise Untrusted(f"{directory}: {error}") from None
     except SableError as error:
         raise SableError(f"{directory} is not a run that sable can read: {error}") from None
+
+
+def refuse_older_meaning(directory: Path) -> None:
+    """Refuse to go on with a run that was begun when training with its settings meant something else."""
+    data, meta = read_object(directory / "config.json"), read_meta(directory)
+    sources = [one.get("source") for one in (meta, *meta.get("resumed", []))]
+    meaning.refuse_older(directory, meaning.number_of(data, sources), *read_plain_config(directory))
 
 
 def read_plain_config(directory: Path) -> tuple[RunConfig, dict[str, tp.Any]]:

@@ -58,11 +58,18 @@ def estimate(scores: Scores, statistic: Statistic = iqm, *, reps: int = REPS, se
     return _interval(statistic(x, np.ones((1, x.size)))[0], statistic(x, drawn), scores)
 
 
-def interval_of_mean(x: Sequence[float] | Array, draws: int) -> tuple[float, float]:
-    """Where 95 % of the means of so many runs, drawn from these, lie; of as many, `estimate`'s interval."""
-    drawn = _drawn(len(x), REPS, np.random.default_rng(0), draws)
-    low, high = np.percentile(mean(np.asarray(x, float), drawn), [2.5, 97.5])
-    return float(low), float(high)
+def difference(x: Sequence[float] | Array, y: Sequence[float] | Array, *, reps: int = REPS) -> Estimate:
+    """The mean of x less that of y, two samples that may be of different size.
+
+    What deviates from its own mean is pooled, of one or two runs alone no spread could be told; and scaled
+    up by what fitting two means took of it.
+    """
+    x, y, rng = np.asarray(x, float), np.asarray(y, float), np.random.default_rng(0)
+    residuals = np.concatenate([x - x.mean(), y - y.mean()])
+    residuals = residuals * (residuals.size / max(residuals.size - 2, 1)) ** 0.5
+    ours, theirs = (mean(residuals, _drawn(residuals.size, reps, rng, draws)) for draws in (x.size, y.size))
+    value = x.mean() - y.mean()
+    return Estimate(float(value), *map(float, np.percentile(value + ours - theirs, [2.5, 97.5])))
 
 
 def curve(series: Mapping[str, Array], *, reps: int = REPS // 5, seed: int = 0) -> Estimate:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sable import meaning, settings
 from sable.errors import SableError
 from sable.experiments import journal, runs
 
@@ -285,9 +286,10 @@ def trial_seeds(directory: Path, count: int) -> tuple[int, ...]:
 def _identify(directory: Path, about: Values) -> str:
     """The study's name in its storage; what it is about is written down, or compared where that was done."""
     about, path = json.loads(json.dumps(about)), directory / STUDY
+    number = about.pop("meaning")
     if not path.is_file():
         name = f"{about['run']['task']} {about['run']['system']} {secrets.token_hex(4)}"
-        runs.write_json(path, {"name": name, **about})
+        runs.write_json(path, {"name": name, "meaning": number, **about})
         return name
     try:
         begun = json.loads(path.read_text(encoding="utf-8"))
@@ -303,4 +305,6 @@ def _identify(directory: Path, about: Values) -> str:
                     f"the study in {directory} was begun with {what}{before!r}, not {now!r}; "
                     "choose another --out"
                 )
+    plain = settings.plain_from_dict({"format": settings.FORMAT, **about})
+    meaning.refuse_older(directory, meaning.number_of(begun), *plain)
     return name

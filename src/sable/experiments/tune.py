@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sable import settings
 from sable.checks import MOST_SEEDS, check_count, refuse_unknown
-from sable.config import RunConfig, SystemConfig, field_names
+from sable.config import RunConfig, SystemConfig, field_names, settings_of
 from sable.errors import SableError
 from sable.experiments import runs, tuned
 from sable.experiments.batches import Worker
@@ -79,7 +79,7 @@ def tune(
     except OSError as error:
         raise SableError(f"cannot write to {directory}: {error.strerror}; choose another --out") from None
     plain = settings.resolve({"task": run.task, "system": run.system}, {}, trust)[1]
-    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in space}
+    fields = {name: value for name, value in settings_of(config).items() if name not in space}
     kept = {name: value for name, value in fields.items() if value != getattr(plain, name)}
     about = {**settings.to_dict(run, config), "space": dict(space)}
     about.pop("format")

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from sable.config import RunConfig, SystemConfig, resume_argv
+from sable.config import RunConfig, SystemConfig, resume_argv, settings_of
 from sable.envs.base import Env
 from sable.envs.hosted import EnvFailed, HostedEnv
 from sable.errors import SableError
@@ -303,7 +303,7 @@ def train(
 def asked_for(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> checkpoint.Settings:
     """What tells a run's checkpoints from those of others."""
     sizes = {f"environment's {name}": value for name, value in dataclasses.asdict(spec).items()}
-    return dataclasses.asdict(run) | dataclasses.asdict(config) | sizes
+    return dataclasses.asdict(run) | settings_of(config) | sizes
 
 
 def schedule(run: RunConfig, steps_per_update: int) -> list[int]:
