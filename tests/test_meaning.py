@@ -57,6 +57,26 @@ def test_only_what_a_change_concerns_is_of_an_older_meaning():
     assert meaning.since(1, RunConfig(), {}) == []
 
 
+@pytest.mark.parametrize(
+    ("system", "fields", "numbers"),
+    [
+        ("masac", {"policy_delay": 4}, [2]),
+        ("hasac", {"policy_delay": 2}, [2]),
+        ("masac", {"policy_delay": 1}, []),
+        *((system, {}, []) for system in ("sable", "ippo", "mappo", "qmix")),
+    ],
+)
+def test_what_has_no_number_is_older_only_where_something_changed_since(system, fields, numbers):
+    run, config = settings.resolve({"system": system}, fields)
+    data = settings.to_dict(run, config)
+    del data["meaning"]
+    found = settings.from_dict(data)[1]
+    assert found.meaning == (1 if numbers else meaning.MEANING)
+    assert [change.number for change in meaning.since(found.meaning, run, vars(found))] == numbers
+    # Written anew, as by an export, it says what it was.
+    assert settings.from_dict(settings.to_dict(run, found))[1] == found
+
+
 def test_the_five_rows_of_the_small_pool_are_marked_and_their_commit_is_named():
     rows = [row for row in ledger.read(RESULTS) if ledger.older_meaning(row)]
     assert all(ledger.older_meaning(row) == [POOL] for row in rows)

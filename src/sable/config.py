@@ -200,7 +200,7 @@ class SACConfig(ReplayConfig):
     warmup_steps: int = 5000
     """Environment steps of random actions before learning starts."""
     policy_delay: int = 2
-    """Gradient steps of the critics for each one of the policy."""
+    """Gradient steps of the critics after which the policy takes as many, one after another."""
     policy_learning_rate: float = 3e-4
     """Adam's step size for the policy."""
     q_learning_rate: float = 5e-4

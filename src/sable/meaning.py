@@ -38,6 +38,12 @@ CHANGES = (
         "pool_size 0 was 128 start states that all environments drew from",
         lambda run, fields: run.pool_size == 0,
     ),
+    Change(
+        2,
+        "fa08a91fb025741a65d79da7e9fae3862853984e",
+        "the policy took one step, not policy_delay, after so many of the critics",
+        lambda run, fields: run.system in ("masac", "hasac") and fields["policy_delay"] > 1,
+    ),
 )
 MEANING = CHANGES[-1].number
 """What training means now."""

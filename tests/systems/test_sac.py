@@ -124,15 +124,17 @@ def test_polyak_moves_the_targets_by_its_fraction_at_every_step(name):
 
 @pytest.mark.parametrize("odd", [False, True], ids=["whole", "remainder"])
 @both
-def test_policies_take_one_step_for_every_so_many_of_the_critics(name, odd):
+def test_policies_take_as_many_steps_as_the_critics_but_late(name, odd):
+    """At a delay of d, d steps after every d of the critics."""
     learner, (steps, delay) = begun(name, odd=odd), (6, 4) if odd else (4, 2)
     for num_rollouts in range(1, 4):
         learner, _ = built(name, odd=odd).learn(learner, rollout(num_rollouts), jax.random.key(num_rollouts))
         done = steps * num_rollouts
         assert learner.num_updates == learner.opt_states.q[1][0].count == done
         # The optimiser's own count, one for each of HASAC's policies.
-        assert set(np.ravel(learner.opt_states.policy[1][0].count).tolist()) == {done // delay}
-        assert learner.opt_states.temperature[1][0].count == (0 if odd else done // delay)
+        due = done // delay * delay
+        assert set(np.ravel(learner.opt_states.policy[1][0].count).tolist()) == {due}
+        assert learner.opt_states.temperature[1][0].count == (0 if odd else due)
 
 
 @both
@@ -236,7 +238,9 @@ def test_the_temperature_goes_where_the_target_entropy_is(name, scale, sign):
     np.testing.assert_allclose(np.exp(learner.log_temperature), first, rtol=1e-5)
     learner = replace(learner, hyper=replace(learner.hyper, target_entropy_scale=jnp.float32(scale)))
     after, metrics = built(name).learn(learner, rollout(), KEY)
-    assert (sign * (after.log_temperature - learner.log_temperature) > 0).all()
+    # Where gradients are all alike, each step of Adam is as long as its rate.
+    moved = SMALL["num_updates_per_rollout"] * configured(name).temperature_learning_rate
+    np.testing.assert_allclose(after.log_temperature - learner.log_temperature, sign * moved, rtol=0.1)
     np.testing.assert_allclose(metrics["policy/temperature"], first, rtol=0.01)
 
 

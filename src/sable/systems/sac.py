@@ -187,14 +187,19 @@ def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
         )
 
     def update(learner: SACLearner, drawn: Transition, key: Array) -> tuple[SACLearner, Metrics]:
-        """A group of the critics' steps, each on a batch of its own, then the policies' if it is due."""
+        """A group of the critics' steps, each on a batch of its own, then the policies' if they are due: as
+        many as the critics took since, all on the newest batch, with new actions each time."""
         q_key, policy_key = jax.random.split(key)
         batches = tree.split(tree.merge(drawn), (group, config.batch_size))
         learner, metrics = jax.lax.scan(improve_critics, learner, (batches, jax.random.split(q_key, group)))
         last = jax.tree.map(lambda x: x[-1], batches)
-        improved, policy_metrics = improve_policies(learner, last, policy_key)
+        improved, policy_metrics = jax.lax.scan(
+            lambda learner, key: improve_policies(learner, last, key),
+            learner,
+            jax.random.split(policy_key, config.policy_delay),
+        )
         due = learner.num_updates % config.policy_delay == 0
-        return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics) | policy_metrics
+        return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics | policy_metrics)
 
     def ready(learner: SACLearner) -> Array:
         enough = replay.size(learner.replay) * config.num_envs >= config.batch_size
