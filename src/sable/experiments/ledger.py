@@ -17,7 +17,6 @@ import math
 import shlex
 import typing as tp
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from sable import meaning, settings
@@ -25,6 +24,7 @@ from sable.config import SYSTEM_CONFIGS, RunConfig
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import protocol, runs
+from sable.experiments.provenance import PACKAGE
 from sable.files import write_atomically
 from sable.training.logging import number
 
@@ -64,7 +64,7 @@ def read(results: Path | None = None) -> list[Row]:
     """The rows of the ledger in that folder. Without one: in `results` in the current folder, or where there
     is none, those that came with sable."""
     if results is None and not (results := Path("results")).joinpath(LEDGER).is_file():
-        place = files("sable").joinpath("data", LEDGER)
+        place = shipped()
     else:
         place = results / LEDGER
     try:
@@ -75,6 +75,13 @@ def read(results: Path | None = None) -> list[Row]:
     if twice := next((row["row"] for k, row in enumerate(rows) if find(rows[:k], row["row"])), None):
         raise SableError(f"{place} is damaged: it has two rows {twice}")
     return rows
+
+
+def shipped(package: Path = PACKAGE) -> Path:
+    """Return where the ledger lies that came with sable: in the package as it was built, or in the checkout
+    that the package is part of."""
+    built = package / "data" / LEDGER
+    return built if built.is_file() else package.parents[1] / "results" / LEDGER
 
 
 def checked(line: str, where: str) -> Row:
