@@ -1,6 +1,5 @@
 """The command line: what reaches training, what is refused and how, and how fast it answers."""
 
-import importlib.metadata
 import json
 import os
 import signal
@@ -353,15 +352,6 @@ def test_help_of_train_shows_every_field_of_the_system(system, capsys):
 def test_help_answers(argv, capsys):
     assert cli.main(argv) == 0
     assert "sable" in capsys.readouterr().out
-
-
-def test_it_says_so_where_it_is_not_installed(monkeypatch, capsys):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == "sable not installed\n"
 
 
 def test_a_reader_that_goes_away_is_no_error():

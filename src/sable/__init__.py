@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sable import running
 from sable.errors import SableError, suggest
+from sable.installation import VERSION as __version__
 from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
@@ -31,6 +32,7 @@ if tp.TYPE_CHECKING:
     from sable.training.loop import Result
 
 __all__ = [
+    "__version__",
     "benchmark",
     "check",
     "evaluate",

@@ -18,6 +18,7 @@ from sable import printed
 from sable.checks import shown
 from sable.errors import SableError, suggest
 from sable.flags import Argv, Help, Parser, parse, reader
+from sable.installation import DISTRIBUTION, VERSION
 from sable.parsers import add_trust, benchmark_parser, plan_parser, system_of, train_parser, tune_parser
 
 if tp.TYPE_CHECKING:
@@ -102,9 +103,7 @@ def _dispatch(argv: Argv) -> int:
         print(_HELP)
         return 0
     if argv[0] == "--version":
-        from sable.experiments.circumstances import version
-
-        print(f"sable {version('sable') or 'not installed'}")
+        print(f"sable {VERSION}")
         return 0
     if argv[0] not in _COMMANDS:
         what = "flag" if argv[0].startswith("-") else "command"
@@ -322,7 +321,7 @@ def _watch(argv: Argv) -> int:
         dest="formats",
         nargs="+",
         metavar="FORMAT",
-        help="gif, mp4 (needs sable[video]), html, or several (default: gif html)",
+        help=f"gif, mp4 (needs {DISTRIBUTION}[video]), html, or several (default: gif html)",
     )
     parser.add_argument("-o", "--out", metavar="FOLDER", help="folder to write to (default: RUN/watch)")
     add_trust(parser)

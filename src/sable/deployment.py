@@ -14,6 +14,7 @@ import numpy as np
 
 from sable.errors import SableError
 from sable.files import write_atomically
+from sable.installation import pip_install
 from sable.policy import Memory, Policy
 from sable.training import checkpoint
 
@@ -84,7 +85,7 @@ def onnx(policy: Policy) -> bytes:
     try:
         from jax2onnx import to_onnx
     except ImportError:
-        raise SableError("ONNX needs jax2onnx: pip install 'sable[onnx]'") from None
+        raise SableError(f"ONNX needs jax2onnx: {pip_install('onnx')}") from None
     one = step(policy, greedy=True)
     names = list(one.memory)
 

@@ -632,7 +632,7 @@ def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, monkeypatch):
     assert "nothing is left" in refusal(tmp_path, space={"num_envs": [4, 8]})
     assert "unknown system 'ipo'" in refusal(tmp_path, system="ipo")
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert "sable[tune]" in refusal(tmp_path)
+    assert "sable-marl[tune]" in refusal(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

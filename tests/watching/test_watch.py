@@ -251,7 +251,7 @@ def test_mistakes_are_one_line_and_nothing_is_lost(run, tmp_path, monkeypatch, c
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert main(["watch", str(run.directory), "--format", "mp4"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "pip install 'sable[video]'" in said
+    assert said.count("\n") == 1 and "pip install 'sable-marl[video]'" in said
     config = json.loads((run.directory / "config.json").read_text())
     assert config["run"]["video"] is True
 

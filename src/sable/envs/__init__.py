@@ -6,6 +6,7 @@ import typing as tp
 from sable.envs import own
 from sable.envs.tasks import Task, list_tasks, parse, with_options
 from sable.errors import SableError
+from sable.installation import pip_install
 from sable.trust import NOTHING, Trust
 
 if tp.TYPE_CHECKING:
@@ -24,7 +25,7 @@ _MODULES = {
     "probe": "probes",
     "null": "probes",
 }
-_INSTALL = {"jumanji": "sable", "jaxmarl": "sable[jaxmarl]", "brax": "sable[jaxmarl]"}
+_EXTRAS = {"jumanji": "", "jaxmarl": "jaxmarl", "brax": "jaxmarl"}
 
 
 def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
@@ -37,8 +38,8 @@ def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
         return importlib.import_module(f"sable.envs.{_MODULES[known.suite]}").make(known)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _INSTALL:
+        if missing not in _EXTRAS:
             raise
         raise SableError(
-            f"task {task!r} needs {missing}, which is not installed: pip install '{_INSTALL[missing]}'"
+            f"task {task!r} needs {missing}, which is not installed: {pip_install(_EXTRAS[missing])}"
         ) from None

@@ -7,6 +7,7 @@ import typing as tp
 from collections.abc import Mapping
 
 from sable.errors import SableError, describe
+from sable.installation import pip_install
 from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
@@ -48,7 +49,7 @@ def locate(task: str, trust: Trust) -> Place:
     if not trust.exists("env", task, place.module):
         top = place.module.partition(".")[0]
         known = top in ("mpe2", "rware", "lbforaging", "gymnasium", "pettingzoo")
-        extra = "; pip install 'sable[pettingzoo]' installs it" if known else ""
+        extra = f"; {pip_install('pettingzoo')} installs it" if known else ""
         raise SableError(
             f"task {task!r}: there is no module {place.module!r} in this folder or on Python's path{extra}"
         )

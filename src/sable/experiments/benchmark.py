@@ -24,6 +24,7 @@ from sable.errors import SableError, ending
 from sable.experiments import runs
 from sable.experiments.board import Board, Status
 from sable.experiments.results import variant
+from sable.installation import pip_install
 from sable.training.interruption import SAVE, Exit, Interruption, interruption
 from sable.training.logging import METRICS, RETURN, number, read_rows
 from sable.training.view import spread
@@ -263,7 +264,7 @@ def _connected() -> tp.Any:
             socket.create_connection((address[1], int(address[2])), timeout=10).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
-        raise SableError("--on ray needs Ray, which is not installed: pip install 'sable[ray]'") from None
+        raise SableError(f"--on ray needs Ray, which is not installed: {pip_install('ray')}") from None
     except (OSError, RuntimeError, ValueError) as error:
         where = f" at RAY_ADDRESS={address[0]}" if address else ""
         raise SableError(f"Ray could not be reached{where}: {_in_one_line(error)}") from None

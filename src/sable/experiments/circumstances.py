@@ -16,9 +16,9 @@ from pathlib import Path
 
 from sable.errors import SableError
 from sable.experiments import provenance
+from sable.installation import VERSION
 
 _PACKAGES = (
-    "sable",
     "jax",
     "jaxlib",
     "flax",
@@ -40,7 +40,8 @@ def describe(num_devices: int = 1) -> dict[str, tp.Any]:
         "command": re.sub("//[^@/ ]*@", "//", shlex.join([_program(), *sys.argv[1:]])),
         "git": provenance.git(),
         "source": provenance.source(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version(), "sable": VERSION}
+        | {name: version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "device": _device(),
         "devices": num_devices,

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from sable.errors import SableError
-from sable.experiments import circumstances, figures, results, runs, tables
+from sable.experiments import figures, results, runs, tables
 from sable.experiments.analysis import Analysis, Curve, Suite, Task, analyse
 from sable.experiments.looks import PALETTE, looks
 from sable.experiments.stats import Estimate
 from sable.files import write_atomically
+from sable.installation import VERSION
 
 _SCRIPTS = (
     "svg.js",
@@ -93,9 +94,8 @@ def _palette() -> str:
 
 
 def _data(analysis: Analysis) -> dict[str, tp.Any]:
-    version = circumstances.version("sable") or "from source"
     return {
-        "made": f"Made by sable {version} on {datetime.date.today():%d %B %Y}.",
+        "made": f"Made by sable {VERSION} on {datetime.date.today():%d %B %Y}.",
         "runs": analysis.runs,
         "notes": analysis.notes,
         "systems": [{"name": name} | own._asdict() for name, own in looks(analysis.systems).items()],

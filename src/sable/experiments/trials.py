@@ -20,6 +20,7 @@ from pathlib import Path
 from sable import meaning, settings
 from sable.errors import SableError
 from sable.experiments import journal, runs
+from sable.installation import pip_install
 
 JOURNAL, POINTS, STUDY = "journal.log", "points.json", "study.json"
 FIRST_SEED = 1000
@@ -249,9 +250,7 @@ def import_optuna() -> tp.Any:
     try:
         import optuna
     except ImportError:
-        raise SableError(
-            "sable tune needs Optuna, which is not installed: pip install 'sable[tune]'"
-        ) from None
+        raise SableError(f"sable tune needs Optuna, which is not installed: {pip_install('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sable.errors import SableError
 from sable.files import replacing, write_atomically
+from sable.installation import pip_install
 from sable.watching.colours import ROLES, light
 from sable.watching.scene import Scene, Shape, in_order
 
@@ -97,7 +98,7 @@ def encoder() -> str:
         import imageio_ffmpeg
     except ImportError:
         raise SableError(
-            "an MP4 needs imageio-ffmpeg, which is not installed: pip install 'sable[video]'; "
+            f"an MP4 needs imageio-ffmpeg, which is not installed: {pip_install('video')}; "
             "--format gif needs nothing more"
         ) from None
     return imageio_ffmpeg.get_ffmpeg_exe()

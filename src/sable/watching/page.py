@@ -2,7 +2,6 @@
 
 import base64
 import datetime
-import importlib.metadata
 import importlib.resources
 import json
 import re
@@ -15,6 +14,7 @@ import numpy as np
 
 from sable.config import SableConfig
 from sable.experiments import runs
+from sable.installation import VERSION
 from sable.policy import Policy
 from sable.watching import attribution, colours, film
 from sable.watching.attribution import LAGS
@@ -89,7 +89,7 @@ def _data(
     kinds = {"probability": explained.probability, "q": explained.q_value, "spread": explained.spread}
     budget = MOST_BYTES // len(episodes)
     return {
-        "made": f"Made by sable {importlib.metadata.version('sable')} on {datetime.date.today():%d %B %Y}.",
+        "made": f"Made by sable {VERSION} on {datetime.date.today():%d %B %Y}.",
         "task": run.task,
         "system": run.system,
         "how": how,
