@@ -4,13 +4,14 @@ BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv browser train test test-all test-gpu lint clean
+.PHONY: help venv browser train test test-all test-gpu lint dist clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
 	@echo "make test      lint, types and tests (CI)"
 	@echo "make test-all  the same with every task, system and mode, and full counts"
 	@echo "make test-gpu  the contracts' tests on a GPU (PY=python: by that interpreter, nothing installed)"
+	@echo "make dist      build wheel and sdist, check them, and train from the wheel in an empty environment"
 	@echo "make venv      only the virtual environment, in .venv"
 	@echo "make clean     remove .venv and caches"
 
@@ -67,5 +68,12 @@ test-gpu: $(if $(PY),,venv)
 	$(PYTHON_THERE) -m pytest -vv -m gpu -n $(JOBS) --dist loadgroup --durations=20 \
 		$$(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
+# The wheel is built from the sdist, so that both are whole. Nothing is pinned where it is tried.
+dist: venv
+	rm -rf dist build src/*.egg-info
+	$(BIN)/uv build --quiet
+	$(BIN)/uv tool run --quiet twine check --strict dist/*.whl dist/*.tar.gz
+	UV=$(BIN)/uv .ci/try-wheel dist/*.whl $(BIN)/python
+
 clean:
-	rm -rf .venv build src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
