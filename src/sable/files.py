@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import stat
+import sys
 import typing as tp
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def read_regular(path: Path, most: int) -> bytes:
+def read_regular(path: Path, most: int = sys.maxsize) -> bytes:
     """Return the content of a regular file of at most `most` bytes; anything else, which may have no end, is
     an OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a FIFO would wait for a writer

@@ -22,7 +22,7 @@ from sable.config import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions,
 from sable.envs.base import Env
 from sable.envs.hosted import HostedEnv
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.experiments import runs, sums
 from sable.experiments.ledger import POLICIES
 from sable.files import remove_leftovers, write_atomically
 from sable.ops import tree
@@ -334,6 +334,7 @@ def _parameters(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> dict[str
 
 def _absolute(directory: Path) -> np.ndarray:
     """The absolute return of every seed, where the run has finished."""
+    sums.refuse_missing(directory / sums.SUMMARY)
     found = _read(directory / "summary.json").get("absolute_return")
     return np.array([number(x) for x in found] if isinstance(found, list) else [], float)
 

@@ -33,6 +33,7 @@ def train(
     """What training leaves; its directory is claimed, and made, only once environment, system and devices are
     there. With `resume` one that holds a checkpoint is gone on with; `requeue` is how it ends where signals
     do not let it end by itself."""
+    from sable.errors import SableError
     from sable.experiments import circumstances, results, runs, sums
     from sable.training import processes
 
@@ -58,6 +59,10 @@ def train(
             if goes_on := bool(checkpoint.steps(directory / checkpoint.FOLDER)):
                 earlier = circumstances.earlier(runs.read_meta(directory), checkpoint.newest_facts(directory))
                 circumstances.compare(directory, earlier, here, strict=strict)
+            elif (directory / sums.SUMMARY).is_file():  # beginning anew would overwrite what came of it
+                raise SableError(
+                    f"{directory} has finished and keeps no checkpoint to go on from: train it anew"
+                )
             runs.begin(directory, env.spec, now, anew=not goes_on)
             return str(directory)
 

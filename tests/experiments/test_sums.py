@@ -79,9 +79,10 @@ def test_report_publish_and_reproduce_refuse_what_was_altered(run, monkeypatch, 
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("how", [flip, remove])
 @pytest.mark.parametrize("name", ["config.json", "spec.json", "meta.json", "summary.json"])
-def test_export_refuses_what_was_altered(run, tmp_path, capsys, name):
-    flip(run / name)
+def test_export_refuses_what_was_altered(run, tmp_path, capsys, name, how):
+    how(run / name)
     assert main(["export", str(run), "-o", str(tmp_path / "team")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and name in said

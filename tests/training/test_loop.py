@@ -335,6 +335,7 @@ def test_the_public_functions_train_evaluate_and_resume(whole, tmp_path):
     assert len(played["return"]) == 2 and 0 <= min(played["return"]) <= max(played["return"]) <= 1
     assert played == sable.evaluate(result.directory, episodes=8)
     shutil.rmtree(result.directory / "checkpoints")  # as if stopped before the first: it begins again
+    runs.reopen(result.directory)
     again = sable.train(resume=result.directory, quiet=True)
     assert again.summary["env_steps"] == 128
     assert again.summary["final_return"] == whole.summary["final_return"]

@@ -25,7 +25,7 @@ from sable.envs.own import suite_and_name
 from sable.errors import SableError
 from sable.experiments import protocol, runs
 from sable.experiments.provenance import PACKAGE
-from sable.files import write_atomically
+from sable.files import read_regular, write_atomically
 from sable.training.logging import number
 
 if tp.TYPE_CHECKING:
@@ -188,7 +188,7 @@ def policies(directory: Path) -> dict[str, str]:
     """The seeds whose best policy is kept beside a row's data, each with the SHA-256 sum of its weights."""
     try:
         return {
-            weights.parent.name: hashlib.sha256(weights.read_bytes()).hexdigest()
+            weights.parent.name: hashlib.sha256(read_regular(weights)).hexdigest()
             for weights in sorted((directory / POLICIES).glob("*/*.safetensors"))
         }
     except OSError as error:
@@ -298,6 +298,12 @@ def remake(results: Path) -> None:
     """Make every row anew from its data, by how rows are made and judged now."""
     rows = read(results)
     made = [make(folder(results, row), row["row"], row.get("superseded")) for row in rows]
+    for before, now in zip(rows, made, strict=True):
+        if before.get("policies") and before["policies"] != now["policies"]:
+            place = folder(results, before) / POLICIES
+            raise SableError(
+                f"{place} is not what was published, by the SHA-256 sums in its row: put it back"
+            )
     stated = ({name: row[name] for name in STATED if name in row} for row in rows)
     write(results, [new | old for new, old in zip(made, stated, strict=True)])
 

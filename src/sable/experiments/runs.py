@@ -277,6 +277,7 @@ def read_summary(directory: Path) -> dict[str, tp.Any]:
 def read_meta(directory: Path) -> dict[str, tp.Any]:
     """Where and with what the run ran; nothing where it does not say."""
     if not (directory / "meta.json").is_file():
+        sums.refuse_missing(directory / "meta.json")
         return {}
     try:
         meta = read_object(directory / "meta.json")

@@ -42,6 +42,12 @@ def check(path: Path, content: bytes) -> None:
         raise Altered(_complaint(path, "is not what was written"))
 
 
+def refuse_missing(path: Path) -> None:
+    """Refuse a finished run that has lost a file, where a run without that file means something else."""
+    if path.name in _read(path.parent) and not path.is_file():
+        raise Altered(_complaint(path, "is missing"))
+
+
 def verify(directory: Path) -> None:
     """Refuse a finished run of which any file is missing or is not what was written."""
     for name in altered(directory):
@@ -102,7 +108,7 @@ def _read(directory: Path) -> dict[str, str]:
 def _digest(path: Path) -> str | None:
     """The SHA-256 of a file, None where there is none; of metrics.jsonl also where it was compressed."""
     try:
-        content = read_metrics(path) if path.name == METRICS else path.read_bytes()
+        content = read_metrics(path) if path.name == METRICS else read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:

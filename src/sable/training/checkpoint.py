@@ -216,6 +216,9 @@ def _newest_whole(
         else:
             for problem in problems if processes.leads() else ():
                 print(f"sable: {problem}; using the one before it, {path.name}", file=sys.stderr)
+            if not problems and processes.leads() and records.goes_beyond(directory, manifest.get("records")):
+                what = f"{directory / METRICS} goes on beyond its newest checkpoint, {path.name}"
+                print(f"sable: {what}: a later one is gone, and this one is used", file=sys.stderr)
             return loaded
     others = f"; neither is any other of the {len(problems)} whole" if len(problems) > 1 else ""
     raise SableError(f"{problems[0]}{others}")

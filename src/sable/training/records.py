@@ -14,6 +14,8 @@ from sable.errors import SableError
 from sable.training.logging import METRICS
 
 CONFIG, SPEC = "config.json", "spec.json"
+FINISHED = "sums.json"
+"""What only a finished run has; see `experiments.sums`."""
 REMEDIES = {
     CONFIG: "put back the one it was; the checkpoint's manifest.json has its values under 'settings'",
     SPEC: "remove it, and --resume writes it anew",
@@ -41,6 +43,15 @@ def refuse_changed(directory: Path, recorded: tp.Any, checkpoint: Path) -> None:
         if name in saved and (not path.is_file() or _fingerprint(path) != saved[name]):
             what = "is not what it was" if path.is_file() else "was there and is not any more"
             raise SableError(f"{path} {what} when {checkpoint} was saved: {remedy}")
+
+
+def goes_beyond(directory: Path, recorded: tp.Any) -> bool:
+    """Return whether a finished run has evaluations that its newest checkpoint, which says this, has not: a
+    later one is gone."""
+    saved = recorded.get(METRICS) if isinstance(recorded, Mapping) else None
+    path = directory / METRICS
+    finished = (directory / FINISHED).is_file() and path.is_file()
+    return finished and isinstance(saved, Mapping) and path.stat().st_size > saved["bytes"]
 
 
 def _fingerprint(path: Path) -> str:
