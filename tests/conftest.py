@@ -39,6 +39,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from sable import running  # noqa: E402
+from sable.training import interruption  # noqa: E402
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -51,6 +52,14 @@ def strict_ranks(request):
     survive it."""
     strict = {"ops", "nets", "systems"} & set(request.path.parts)
     with jax.numpy_rank_promotion("raise" if strict else "allow"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience():
+    """A test may signal its own process, which must not be ended because a busy machine compiles slowly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interruption, "PATIENCE", 3600.0)
         yield
 
 
