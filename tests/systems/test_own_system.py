@@ -11,6 +11,7 @@ import pytest
 from sable.cli import main
 from sable.experiments import runs
 from sable.trust import Trust
+from tests.learning.cases import required
 
 
 @pytest.fixture
@@ -27,12 +28,13 @@ def reinforce(tmp_path, monkeypatch):
 
 
 def test_the_documented_system_learns_resumes_and_is_evaluated(reinforce, tmp_path, capsys):
-    argv = "train probe/delayed --system reinforce --learning-rate 0.05 --num-seeds 2 --name mine --quiet"
+    argv = "train probe/delayed --system reinforce --learning-rate 0.05 --num-seeds 6 --name mine --quiet"
     budget = "--total-steps 160_000 --num-evaluations 4 --evaluation-episodes 64 --absolute-episodes 64"
     with jax.numpy_rank_promotion("allow"):
         assert main([*argv.split(), *budget.split()]) == 0
         directory = tmp_path / "runs" / "probe" / "delayed" / "reinforce" / "mine"
-        assert min(json.loads((directory / "summary.json").read_text())["final_return"]) > 0.9
+        returns = json.loads((directory / "summary.json").read_text())["final_return"]
+        assert sum(value > 0.9 for value in returns) >= required(6, 0, 64)  # of 64 measured none failed
         assert runs.read_config(directory, Trust(system=reinforce))[1].learning_rate == 0.05
         capsys.readouterr()
         assert main(["train", "--resume", str(directory)]) == 2
