@@ -63,6 +63,8 @@ def test_only_what_a_change_concerns_is_of_an_older_meaning():
         ("masac", {"policy_delay": 4}, [2]),
         ("hasac", {"policy_delay": 2}, [2]),
         ("masac", {"policy_delay": 1}, []),
+        ("mat", {}, [3]),
+        ("mat", {"rms_norm": True}, []),
         *((system, {}, []) for system in ("sable", "ippo", "mappo", "qmix")),
     ],
 )
@@ -140,6 +142,43 @@ def test_a_study_does_not_go_on_across_meanings(tmp_path):
     del study["meaning"]  # as those of before numbers were
     (tmp_path / trials.STUDY).write_text(json.dumps(study))
     assert trials._identify(tmp_path, about) == name
+
+
+def test_an_older_mat_is_loaded_and_acts_with_the_norms_it_had(tmp_path):
+    """As an export of before numbers: its heads have no bias in their norms, and are RMSNorm."""
+    import jax
+    import numpy as np
+
+    from sable import policy, systems, tensors
+    from sable.training import checkpoint
+    from sable.types import EnvSpec
+
+    spec = EnvSpec(num_agents=2, view_size=3, num_actions=4, time_limit=5)
+    run, config = settings.resolve({"system": "mat"}, {"embed_dim": 8})
+    system = systems.make("mat", spec, dataclasses.replace(config, meaning=1))
+    shapes, rng = (
+        jax.eval_shape(system.init, jax.random.key(0), system.hyper).params,
+        np.random.default_rng(0),
+    )
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    older = policy.Policy(run, dataclasses.replace(config, meaning=1), spec, params, 0)
+    tensors.write(tmp_path / policy.WEIGHTS, jax.device_get(checkpoint.named(older.params)))
+    data = settings.to_dict(run, config)
+    del data["meaning"]
+    about = {"format": 1, "settings": data, "spec": dataclasses.asdict(spec), "seed": 0}
+    about["weights"] = checkpoint.sha256(tmp_path / policy.WEIGHTS)
+    runs.write_json(tmp_path / policy.ABOUT, about)
+    loaded = policy.load(tmp_path)
+    assert loaded.config.meaning == 1
+    views = np.random.default_rng(0).normal(size=(32, 2, 3)).astype(np.float32)
+    for team in (older, loaded):
+        team.reset(32)
+    np.testing.assert_array_equal(loaded.act(views), older.act(views))
+    # The network of today is another, and would not take these weights for its own.
+    data["meaning"] = meaning.MEANING
+    runs.write_json(tmp_path / policy.ABOUT, about)
+    with pytest.raises(SableError):
+        policy.load(tmp_path)
 
 
 def test_the_number_survives_a_change_of_settings():

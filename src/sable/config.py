@@ -147,7 +147,7 @@ class MATConfig(PPOConfig):
     num_blocks: int = 1
     """Encoder blocks, and decoder blocks."""
     rms_norm: bool = False
-    """Normalise by the root mean square, as Sable does, instead of LayerNorm."""
+    """Normalise by the root mean square, as Sable does, instead of LayerNorm, everywhere."""
     swiglu: bool = False
     """Gated feed-forward layers, as Sable has, instead of plain ones."""
     agent_order: tp.Literal["natural", "per_rollout", "per_epoch"] = "per_rollout"

@@ -44,6 +44,12 @@ CHANGES = (
         "the policy took one step, not policy_delay, after so many of the critics",
         lambda run, fields: run.system in ("masac", "hasac") and fields["policy_delay"] > 1,
     ),
+    Change(
+        3,
+        "89d45048223db7b505f0b1a8d3b60160db9a16d4",
+        "MAT without rms_norm still had RMSNorm in its action embedding and its heads",
+        lambda run, fields: run.system == "mat" and not fields["rms_norm"],
+    ),
 )
 MEANING = CHANGES[-1].number
 """What training means now."""

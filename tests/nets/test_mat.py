@@ -3,13 +3,17 @@
 from dataclasses import replace
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sable.config import MATConfig
+from sable.kernels import block
+from sable.nets.layers import Head, LayerNorm, RMSNorm
 from sable.nets.mat import MAT, Attention
+from sable.nets.tokens import ActionEmbedding
 from sable.systems import autoregressive, mat
 from sable.types import EnvSpec, Observation, Transition
 
@@ -157,9 +161,49 @@ def test_each_switch_changes_the_layers_it_names_and_no_other():
     )
     norms = {name for name in plain if name.split("/")[-2].split("_")[-1] in ("norm", "0", "1", "2")}
     assert plain - rms == {name for name in norms if name.endswith("bias")} and not rms - plain
+    assert {"value_head/norm", "policy_head/head/norm", "embed_action/norm"} <= {
+        name.removeprefix("params/").removesuffix("/bias") for name in plain - rms
+    }
     assert all("/feed_forward/" in name for name in plain ^ swiglu)
     layers = {name.rpartition("feed_forward/")[2] for name in swiglu - plain}
     assert layers == {"gate_and_input/kernel"}
+
+
+ENDS = ("value_head", "policy_head", "embed_action")
+
+
+def test_the_number_of_the_meaning_chooses_the_norm_of_action_embedding_and_heads():
+    def shapes(**fields):
+        net = MAT(replace(CONFIG, **fields), SPEC)
+        return names(jax.eval_shape(partial(autoregressive.init, net), KEY))
+
+    now, old = shapes(), shapes(meaning=2)
+    assert now - old == {name for name in now if name.split("/")[1] in ENDS and name.endswith("norm/bias")}
+    assert len(now - old) == 3 and not old - now
+    assert shapes(rms_norm=True) == shapes(rms_norm=True, meaning=2)
+
+
+def test_heads_and_action_embedding_are_normalised_as_the_norm_says(monkeypatch):
+    """Each by hand, from the statistics that its norm takes; a LayerNorm never by the kernel of the other."""
+    x, embed = jax.random.normal(KEY, (5, 8)), jnp.arange(6)
+    for norm in (LayerNorm, RMSNorm):
+        monkeypatch.setattr(block, "chosen", lambda width, norm=norm: norm is LayerNorm)
+        head, embedding = Head(8, 3, norm), ActionEmbedding(8, SPEC, norm)
+        params, of_actions = grown(head.init(KEY, x)), grown(embedding.init(KEY, embed))
+
+        def by_hand(x, own, norm=norm):
+            x = np.asarray(x, np.float64)
+            x = x - x.mean(-1, keepdims=True) if norm is LayerNorm else x
+            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+            return x * own["scale"] + own.get("bias", 0.0)
+
+        own = jax.tree.map(np.asarray, params["params"])
+        hidden = nn.gelu(np.asarray(x) @ own["hidden"]["kernel"] + own["hidden"]["bias"])
+        expected = by_hand(hidden, own["norm"]) @ own["output"]["kernel"] + own["output"]["bias"]
+        np.testing.assert_allclose(np.asarray(head.apply(params, x)), expected, atol=1e-4)
+        own = jax.tree.map(np.asarray, of_actions["params"])
+        expected = by_hand(nn.gelu(own["projection"]["kernel"]), own["norm"])
+        np.testing.assert_allclose(np.asarray(embedding.apply(of_actions, embed)), expected, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -177,18 +177,20 @@ class ActionDistribution(nn.Module):
 
 
 class Head(nn.Module):
-    """Dense, GELU, RMSNorm, then a near-zero Dense: the value and policy heads."""
+    """Dense, GELU, a norm, then a near-zero Dense: the value and policy heads."""
 
     width: int
     features: int
+    norm_type: type[RMSNorm | LayerNorm] = RMSNorm
 
     def setup(self):
         self.hidden = dense(self.width)
-        self.norm = RMSNorm()
+        self.norm = self.norm_type()
         self.output = Projection(self.features, gain=0.01)
 
     def __call__(self, x: Float[Array, "*b E"]) -> Float[Array, "*b out"]:
-        if block.chosen(self.width) and not self.is_initializing():
+        # The kernel's norm is RMSNorm.
+        if self.norm_type is RMSNorm and block.chosen(self.width) and not self.is_initializing():
             own = self.variables["params"]
             weights = own["hidden"]["kernel"], own["hidden"]["bias"]
             normal = sharding.apart(lambda weights, x: block.head(x, *weights), weights, x)

@@ -162,15 +162,17 @@ class MAT(nn.Module):
     def setup(self):
         width = self.config.embed_dim
         num_agents = num_identities(self.config, self.spec)
+        # Until meaning 3 action embedding and heads had Sable's norm, whatever the other layers had.
+        end_norm = _norm(self.config) if self.config.meaning >= 3 else RMSNorm
         self.embed_view = ViewEmbedding(
             width, self.spec.view_size, _norm(self.config)(), num_agents, bias=True
         )
         self.embedding_norm = _norm(self.config)()
         self.encoder = [EncoderBlock(self.config) for _ in range(self.config.num_blocks)]
-        self.value_head = Head(width, 1)
-        self.embed_action = ActionEmbedding(width, self.spec)
+        self.value_head = Head(width, 1, end_norm)
+        self.embed_action = ActionEmbedding(width, self.spec, end_norm)
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
-        self.policy_head = PolicyHead(width, self.spec)
+        self.policy_head = PolicyHead(width, self.spec, end_norm)
 
     def look(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
         """Views as `evaluate` takes them."""

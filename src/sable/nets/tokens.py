@@ -65,11 +65,12 @@ class ActionEmbedding(nn.Module):
 
     width: int
     spec: EnvSpec
+    norm_type: type[RMSNorm | LayerNorm] = RMSNorm
 
     def setup(self):
         # A continuous start token is all zeros, so its embedding must come from a bias.
         self.projection = dense(self.width, bias=not self.spec.discrete)
-        self.norm = RMSNorm()
+        self.norm = self.norm_type()
 
     def __call__(self, token: Array, dtype: tp.Any = jnp.float32) -> Float[Array, "*b E"]:
         tokens = jnp.eye(self.spec.num_actions + 1) if self.spec.discrete else token
@@ -82,9 +83,10 @@ class PolicyHead(nn.Module):
 
     width: int
     spec: EnvSpec
+    norm_type: type[RMSNorm | LayerNorm] = RMSNorm
 
     def setup(self):
-        self.head = Head(self.width, self.spec.num_actions or self.spec.action_size)
+        self.head = Head(self.width, self.spec.num_actions or self.spec.action_size, self.norm_type)
         self.distribution = ActionDistribution(self.spec)
 
     def __call__(self, x: Float[Array, "*b E"], legal: Bool[Array, "*b A"]) -> Distribution:
