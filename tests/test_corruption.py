@@ -196,7 +196,10 @@ def loaded(path: str) -> tp.Callable[[], tuple[int, tp.Any]]:
 def state_of_cell() -> tuple[int, tp.Any]:
     """What `sable benchmark` says of a finished cell."""
     try:
-        return 0, benchmark.status(_cell())
+        if (status := benchmark.status(_cell())).state == "finished":
+            return 0, status
+        print(f"sable: run is {status.state}, and gone on with", file=sys.stderr)
+        return 2, None
     except SableError as error:
         print("sable: " + str(error), file=sys.stderr)
         return 2, None
@@ -235,7 +238,7 @@ READERS = {
         "watch": command("watch run"),
         "report": command("report run -o page", tables),
         "publish": command("publish run --other-protocol --results kept", lambda: content(Path("kept"))),
-        "reproduce": command(f"reproduce {ROW} --results results"),
+        "reproduce": command(f"reproduce {ROW} --quiet --results results"),
         "benchmark": state_of_cell,
         "resume": command("train --resume run --quiet", resumed),
     },
@@ -266,6 +269,7 @@ def place(tmp_path_factory):
         patch.setattr(curve, "draw_curve", lambda *_: None)
         patch.chdir(work)
         trained.directory.rename(place / "run")
+        sable.train(resume=place / "run", quiet=True)  # for the numbers that are measured here
         shutil.copytree(place / "run", "run")
         sable.export("run", place / "team")
         sable.publish("run", results=place / "results", other_protocol=True)
@@ -338,7 +342,7 @@ def judge(whole: list[Outcome], now: Outcome, name: str) -> str:
     """Return how a command took a damage; an AssertionError where it must not take it so."""
     if now[:3] == whole[0][:3]:
         return "same, with a line" if now.err != whole[0].err else "same"
-    places = f"{name}/", f"{name} ", "reproduced/"
+    places = f"{name}/", f"{name} ", f"{name}:", "reproduced/"
     assert any(place in now.err for place in places), now
     if "the one before it" in now.err or "a later one is gone" in now.err:
         assert [now[:3]] == [one[:3] for one in whole[1:]], now

@@ -65,7 +65,7 @@ def report(directory: Path) -> None:
     without a summary has not finished, and metrics.jsonl is compared with the checkpoint."""
     for name in altered(directory):
         path = directory / name
-        if name == MARL_EVAL or (name == SUMMARY and path.exists()):
+        if name in (MARL_EVAL, SUMMARY):
             what = "is not what was written" if path.exists() else "is missing"
             print(f"sable: {path} {what}: it is written anew", file=sys.stderr)
     if line := unchecked(directory):
