@@ -50,7 +50,8 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
     require_unicode(parent)
     try:
         directory = parent / name if name is not None else _untaken(parent)
-        _refuse_used(directory)
+        if name is not None:  # a free name that another takes meanwhile is no reason to refuse
+            _refuse_used(directory)
         _require_writable(directory)
     except OSError as error:
         raise _cannot_write(parent, error) from None
