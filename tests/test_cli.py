@@ -245,16 +245,21 @@ def test_an_interrupted_run_says_how_to_go_on(number, trained, monkeypatch, tmp_
     assert f"sable train --resume {tmp_path / 'run'}" in capsys.readouterr().err
 
 
+def unfinish(directory):
+    """Leave what a run has written that was interrupted."""
+    for file in ("summary.json", "sums.json"):
+        (directory / file).unlink()
+
+
 def test_a_job_started_again_resumes_the_run_of_its_name(trained, tmp_path, capsys):
     argv = ["train", "rware/tiny-4ag", "--name", "job", "--out", str(tmp_path), "--requeue", "--quiet"]
     assert cli.main(argv) == 0 and not trained[0].resume
     directory = trained[0].directory
-    (directory / "summary.json").unlink()
+    unfinish(directory)
     assert cli.main(argv) == 0 and trained[1].resume and trained[1].directory == directory
-    (directory / "summary.json").unlink()
+    unfinish(directory)
     assert "begun with num_envs=" in refusal(capsys, *argv, "--num-envs", "64")
     assert "give it one (--name)" in refusal(capsys, "train", "rware/tiny-4ag", "--requeue")
-    (directory / "sums.json").unlink()
     (directory / "summary.json").write_text('{"absolute_return": [0.25]}')
     assert cli.main([word for word in argv if word != "--quiet"]) == 0 and len(trained) == 2
     assert "0.25" in capsys.readouterr().out
@@ -289,6 +294,7 @@ def test_an_environment_of_ones_own_is_trained_and_resumed_under_its_class_name(
     env = Maze()
     result = sable.train(env, quiet=True)  # pyright: ignore[reportArgumentType]
     assert trained[0].run.task == "custom/Maze" and trained[0].env is env
+    unfinish(result.directory)
     sable.train(env, resume=result.directory)  # pyright: ignore[reportArgumentType]
     assert trained[1].env is env and trained[1].resume
     assert "environment of yours" in refusal(capsys, "train", "--resume", str(result.directory))

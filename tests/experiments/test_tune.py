@@ -656,4 +656,4 @@ def refusal_of(call) -> str:
 def about(space):
     run, config = sable.configure(TASK, system="ippo", seeds=(1000, 1001), **BUDGET | GIVEN)
     data = settings.to_dict(run, config)
-    return {"run": data["run"], "config": data["config"], "space": space}
+    return {name: data[name] for name in ("meaning", "run", "config")} | {"space": space}
