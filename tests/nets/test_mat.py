@@ -1,4 +1,4 @@
-"""The MAT network is built as SPEC section 4 says, and acts as it is evaluated."""
+"""The MAT network is built from its layers, and acts as it is evaluated."""
 
 from dataclasses import replace
 from functools import partial

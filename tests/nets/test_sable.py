@@ -1,4 +1,4 @@
-"""The Sable network is built as SPEC section 2 says."""
+"""The Sable network is built from its layers."""
 
 from dataclasses import replace
 from functools import partial

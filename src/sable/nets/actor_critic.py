@@ -1,4 +1,4 @@
-"""The actor and the critic of IPPO and MAPPO (SPEC section 4)."""
+"""The actor and the critic of IPPO and MAPPO."""
 
 import flax.linen as nn
 import jax.numpy as jnp

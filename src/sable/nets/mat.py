@@ -1,5 +1,5 @@
 """The MAT network: an attention encoder over views, a causal attention decoder over actions, both among the
-agents of one timestep (SPEC section 4)."""
+agents of one timestep."""
 
 import flax.linen as nn
 import jax

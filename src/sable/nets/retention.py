@@ -16,7 +16,7 @@ from sable.ops import retention, sharding
 
 
 class MultiScaleRetention(nn.Module):
-    """Retention of `query` over `key`, whose stream also gives the values and the gate (SPEC section 1).
+    """Retention of `query` over `key`, whose stream also gives the values and the gate.
 
     Several ways in: a whole sequence while learning, one timestep of all agents while encoding, one agent or
     all while decoding. `memory` is () in the first two where nothing is to be remembered. Sequences are laid

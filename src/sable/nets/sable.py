@@ -1,4 +1,4 @@
-"""The Sable network: a retention encoder over views, a retention decoder over actions (SPEC section 2)."""
+"""The Sable network: a retention encoder over views, a retention decoder over actions."""
 
 import typing as tp
 from dataclasses import replace

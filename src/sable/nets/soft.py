@@ -1,4 +1,4 @@
-"""The policies and the critics of the soft actor-critic systems (SPEC section 4)."""
+"""The policies and the critics of the soft actor-critic systems."""
 
 import flax.linen as nn
 import jax.numpy as jnp

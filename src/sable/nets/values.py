@@ -1,4 +1,4 @@
-"""QMIX's networks: each agent's Q-values, and the mixer that makes a joint value of them (SPEC section 4)."""
+"""QMIX's networks: each agent's Q-values, and the mixer that makes a joint value of them."""
 
 import flax.linen as nn
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
 """Retention over (timestep, agent) tokens: one definition, several exact forms.
 
-Per head with decay kappa, timesteps in order, agents inside (SPEC section 1):
+Per head with decay kappa, timesteps in order, agents inside:
 
     P[t] = 0 if first[t] else kappa M[t-1]          what the past says
     M[t] = P[t] + sum_i k[t,i]^T v[t,i]             stored undecayed; M[-1] comes in, M[T-1] goes out

@@ -1,4 +1,4 @@
-"""HASAC: soft actor-critic with a policy per agent, improved one after another (SPEC section 4)."""
+"""HASAC: soft actor-critic with a policy per agent, improved one after another."""
 
 import typing as tp
 

@@ -1,4 +1,4 @@
-"""MASAC: soft actor-critic with one policy that all agents share (SPEC section 4)."""
+"""MASAC: soft actor-critic with one policy that all agents share."""
 
 import typing as tp
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation over a team: what every on-policy system shares (SPEC section 3)."""
+"""Proximal policy optimisation over a team: what every on-policy system shares."""
 
 import typing as tp
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""QMIX: recurrent Q-learning over a team whose joint value rises with every agent's own (SPEC section 4)."""
+"""QMIX: recurrent Q-learning over a team whose joint value rises with every agent's own."""
 
 import typing as tp
 from dataclasses import replace

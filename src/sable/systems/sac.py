@@ -1,4 +1,4 @@
-"""Soft actor-critic over a team: what MASAC and HASAC share (SPEC section 4).
+"""Soft actor-critic over a team: what MASAC and HASAC share.
 
 The team maximises its reward, the mean over agents, and the entropy of its joint policy, the sum over agents:
 
