@@ -219,11 +219,12 @@ def main() -> None:
     for name in args.cases or CASES:
         began, case = time.monotonic(), CASES[name]
         seeds = jnp.arange(args.first, args.first + args.seeds, dtype=jnp.uint32)
-        returns = sorted(best_returns(case, seeds))
-        failed = sum(value <= case.goal for value in returns)
-        worst = " ".join(f"{value:.3f}" for value in returns[:6])
+        returns = dict(zip(seeds.tolist(), best_returns(case, seeds), strict=True))
+        failed = [seed for seed, value in returns.items() if value <= case.goal]
+        worst = " ".join(f"{value:.3f}" for value in sorted(returns.values())[:6])
         print(
-            f"{name}: {failed} of {args.seeds} failed; worst {worst}; {time.monotonic() - began:.0f} s",
+            f"{name}: {len(failed)} of {args.seeds} failed: {failed}; worst {worst};"
+            f" {time.monotonic() - began:.0f} s",
             flush=True,
         )
         jax.clear_caches()
