@@ -97,6 +97,15 @@ def test_a_collision_ends_a_warehouse_even_at_the_time_limit_and_the_limit_alone
     np.testing.assert_array_equal(timestep.discount, ~collided)
 
 
+def test_foragers_start_in_no_row_that_is_a_foods_row_or_column(compiled, batched):
+    """The suite's way, kept: of the rows whose index is a food's column only, too, none is taken."""
+    state, _ = batched(compiled(LBF).env.reset)(jax.random.split(jax.random.key(0), 64))
+    rows = np.asarray(state.agents.position)[:, :, None, None, 0]
+    foods = np.asarray(state.food_items.position)[:, None]
+    assert (rows != foods).all()
+    assert (np.asarray(state.agents.position)[:, :, None, 1] == foods[..., 1]).any()  # columns are free
+
+
 def test_clearing_a_forage_returns_one_and_ends(compiled, keys):
     game = compiled(LBF)
     state, _ = game.reset(keys())

@@ -13,7 +13,7 @@ from sable.config import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
 from sable.envs.probes import PROBES
 from sable.systems import ppo
 from sable.training.rollout import collect, open_situation
-from sable.types import EnvSpec, PyTree, Rollout
+from sable.types import EnvSpec, Observation, PyTree, Rollout
 
 SMALL = {"num_envs": 4, "rollout_length": 6, "num_epochs": 3, "num_minibatches": 2}
 NARROW = {"embed_dim": 8, "num_heads": 2}
@@ -56,6 +56,8 @@ class Played:
     learn: tp.Callable
     learner: PyTree
     rollout: Rollout
+    finals: Observation
+    """What followed each step, before an episode's end opened another; [T, B]."""
 
     @property
     def memory(self) -> bool:
@@ -86,13 +88,16 @@ def play(mode: str) -> Played:
         return learner, open_situation(env, system, env_key, config.num_envs)
 
     # Episodes last four steps: the second rollout of six starts in the middle of one.
-    gather = jax.jit(partial(collect, env, system, length=config.rollout_length, pool_size=4))
+    seeing = system._replace(final=lambda *seen: (system.final(*seen), seen[1]))
+    gather = jax.jit(partial(collect, env, seeing, length=config.rollout_length, pool_size=4))
     *keys, first_key, second_key = jax.random.split(jax.random.key(7), 5)
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it
         learner, situation = begin(*keys)
         situation, _, _ = gather(learner, situation, first_key)
         _, played, _ = gather(learner, situation, second_key)
-    return Played(config, env.spec, policy, jax.jit(system.learn), learner, played)
+    kept, finals = played.steps.final
+    rollout = replace(played, steps=replace(played.steps, final=kept))
+    return Played(config, env.spec, policy, jax.jit(system.learn), learner, rollout, finals)
 
 
 def marks(mode: str) -> list[pytest.MarkDecorator]:

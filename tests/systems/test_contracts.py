@@ -106,6 +106,62 @@ def test_the_ratio_is_one_in_every_epoch_at_learning_rate_zero(played):
         assert metrics["policy/largest_change"] > 1e-4
 
 
+def test_targets_are_those_of_a_loop_with_lambda_09(played):
+    """At learning rate zero the value loss is half the mean square of the advantages."""
+    rates = jax.tree.map(jnp.zeros_like, played.learner.hyper.learning_rate)
+    still = replace(played.learner, hyper=replace(played.learner.hyper, learning_rate=rates))
+    _, metrics = learn(played, still)
+    found = {lam: np.square(advantages(played, lam)).mean() / 2 for lam in (0.9, 0.95)}
+    np.testing.assert_allclose(metrics["loss/critic"], found[0.9], rtol=1e-4)
+    assert abs(found[0.95] / found[0.9] - 1) > 1e-3
+
+
+def advantages(played, lam):
+    """GAE by a loop over time, from what the steps hold and the value of what came last."""
+    steps, last = played.rollout.steps, played.rollout.last
+    memory = tree.reset(played.rollout.last_memory, last.first)
+    value = played.policy.value(played.learner.params, last.observation, memory, played.learner.order)
+    after, advantage, found = np.asarray(value), np.zeros_like(value), []
+    opens = np.concatenate([steps.first[1:], last.first[None]])[..., None]
+    for t in reversed(range(len(opens))):
+        follows = np.where(opens[t], 0.0, after)
+        if played.config.bootstrap_time_limits:
+            follows = np.where(opens[t], steps.discount[t][:, None] * steps.final[t], after)
+        error = steps.reward[t] + 0.99 * follows - steps.extras.value[t]
+        advantage = error + 0.99 * lam * np.where(opens[t], 0.0, advantage)
+        after = np.asarray(steps.extras.value[t])
+        found.append(advantage)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("mappo-memory-time_limits", marks=pytest.mark.xdist_group("mappo-memory-time_limits")),
+        pytest.param(
+            "sable-time_limits", marks=[pytest.mark.xdist_group("sable-time_limits"), pytest.mark.slow]
+        ),
+    ],
+)
+def test_a_time_limit_is_valued_by_the_memory_before_it(mode):
+    """By that of the episode that ended: what follows its last step is scored as one step more of it."""
+    played = play(mode)
+    steps, score = played.rollout.steps, jax.jit(played.policy.evaluate)
+    prepared = played.policy.prepare(replace(steps, observation=played.finals)).observation
+    ends = jnp.concatenate([steps.first[1:], played.rollout.last.first[None]]) & (steps.discount == 1)
+    given = played.learner.params, played.rollout.start_memory, played.learner.order, jax.random.key(0)
+    assert ends[:-1].any()
+    for t in range(len(ends) - 1):
+        known = played.policy.prepare(steps).observation
+        seen = jax.tree.map(lambda a, b, t=t: a.at[t + 1].set(b[t]), known, prepared)
+        for forgets in (False, True):
+            longer = replace(steps, observation=seen, first=steps.first.at[t + 1].set(forgets))
+            params, memory, order, key = given
+            value = score(params, longer, memory, order, key).value[t + 1]
+            gap = jnp.abs(value - steps.final[t])[ends[t]]
+            assert (gap > 1e-4).all() if forgets else (gap < 1e-5).all()
+
+
 @pytest.mark.gpu
 def test_every_parameter_receives_a_gradient_within_two_updates(played):
     learner, _ = learn(played, played.learner)

@@ -37,6 +37,27 @@ def test_slices_are_equal_and_as_few_as_may_be():
     assert ppo.num_slices(4, 10 * ppo.SLICE) == 4  # a column is never cut
 
 
+@pytest.mark.xdist_group("ippo")
+def test_learning_rates_fall_linearly_to_zero_over_the_horizon():
+    """Half a horizon later a single step of Adam is half as long, and after it none is taken."""
+    played = play("ippo")
+    update = played.config.num_envs * played.config.rollout_length
+    config = replace(played.config, num_epochs=1, num_minibatches=1, learning_rate_horizon=4 * update)
+    system = ppo.make(played.policy, config, played.spec)
+    start = system.init(KEY, system.hyper)
+    start, learn = replace(start, params=played.learner.params), jax.jit(system.learn)
+
+    def moved(num_updates):
+        after, _ = learn(replace(start, num_updates=num_updates), played.rollout, KEY)
+        return jax.tree.map(lambda a, b: np.asarray(a - b), after.params, start.params)
+
+    whole, half, rest = (jax.tree.leaves(moved(k)) for k in (0, 2, 4))
+    assert all(np.abs(x).max() > 1e-5 for x in whole)
+    for a, b, none in zip(whole, half, rest, strict=True):
+        np.testing.assert_allclose(b, a / 2, atol=1e-6)
+        assert not none.any()
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("sable")
 def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():

@@ -263,6 +263,27 @@ def test_a_shared_policy_tells_agents_apart_and_own_ones_start_apart():
     np.testing.assert_allclose(mean[0], mean[1], atol=1e-6)
 
 
+def test_masac_judges_actions_that_all_come_from_the_policy_now():
+    """Not one agent's at a time, beside what the others did when it was stored."""
+    policies = masac.make_policies(SPEC, configured("masac"))
+    params, view, temperature = policies.init(KEY), jax.random.normal(KEY, (16, 3, 4)), jnp.arange(1.0, 4.0)
+    judge = lambda action: jnp.square(action).sum((-2, -1))  # noqa: E731
+    optimiser = optax.sgd(0.1)
+    state = policies.open(optimiser, params)
+    improved = policies.improve(optimiser, params, state, view, judge, temperature, KEY)
+
+    def loss(params):
+        distribution = policies.act(params, view)
+        raw = distribution.sample(KEY)
+        entropy_cost = sum(temperature[i] * distribution.log_prob(raw)[:, i] for i in range(3))
+        return (entropy_cost - judge(jnp.tanh(raw))).mean()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    np.testing.assert_allclose(improved.loss, value, rtol=1e-5)
+    for before, after, g in zip(*map(jax.tree.leaves, (params, improved.params, gradient)), strict=True):
+        np.testing.assert_allclose(after, before - 0.1 * g, atol=1e-6)
+
+
 PAIR = EnvSpec(num_agents=2, view_size=1, action_size=1, time_limit=5)
 
 

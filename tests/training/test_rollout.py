@@ -1,12 +1,15 @@
 """Experience is collected from as many different episodes as there can be."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import numpy as np
 
 from sable import systems
-from sable.config import ActorCriticConfig
+from sable.config import ActorCriticConfig, RunConfig
+from sable.envs.probes import PROBES
+from sable.training.program import make_program
 from sable.training.rollout import collect, open_situation
 from tests.envs.test_wrappers import Walk
 
@@ -39,3 +42,16 @@ def test_a_small_pool_serves_every_environment_all_the_same():
     places = opened(rounds=0)
     assert len(places) >= NUM_ENVS * LENGTH // 3
     assert len(np.unique(places)) == 2 * NUM_ENVS  # what they began with, and one start each
+
+
+def test_every_environment_and_seed_acts_by_its_own_noise():
+    """One policy in environments that are all alike and draw nothing: only the noise can tell them apart."""
+    env, length = PROBES["sparse"], 8
+    config = ActorCriticConfig(num_envs=8, rollout_length=length, num_minibatches=1)
+    system = systems.make("ippo", env.spec, config)
+    program = make_program(env, system, RunConfig(), config)
+    one, other = (jax.jit(program.start)(seed).run for seed in (0, 1))
+    other = replace(other, learner=one.learner, situation=one.situation)
+    states = [jax.jit(program.update)(run).situation.env_state.env for run in (one, other)]
+    actions = np.concatenate([state.actions[:, :length].reshape(8, -1) for state in states])
+    assert len(np.unique(actions, axis=0)) == 16
