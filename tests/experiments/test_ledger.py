@@ -33,6 +33,7 @@ from sable.experiments import (
     runs,
     stats,
     sums,
+    tables,
 )
 from sable.flags import parse
 from sable.parsers import system_of, train_parser
@@ -56,6 +57,34 @@ def test_the_page_is_what_the_ledger_gives_and_the_ledger_what_its_data_gives():
     )
     for suite in {row["row"].partition("/")[0] for row in rows}:
         assert (REPOSITORY / "docs" / "figures" / f"{suite}.svg").is_file()
+
+
+def test_the_readme_counts_all_current_rows():
+    text = results_page.section_of((REPOSITORY / results_page.README).read_text())
+    rows = ledger.read(REPOSITORY / "results")
+    assert text == results_page.in_brief(rows), "run sable publish; counts are not made by hand"
+    judged = [row for row in rows if "superseded" not in row and row["verdict"]]
+    for name, words in tables.LONG.items():
+        found = [row["summaries"][name] for row in judged]
+        kinds = [one["verdict"] for one in found]
+        counts = [kinds.count("not below"), sum(one["by_rounding"] for one in found)]
+        counts += [kinds.count("overlapping"), kinds.count("below")]
+        assert f"| {words} | {' | '.join(map(str, counts))} |" in text and len(kinds) == len(judged)
+
+
+def test_no_page_calls_a_table_reproduced():
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+        assert not re.search(
+            r"tables?\b[^.]{0,80}\breproduced|reproduced[^.]{0,80}\btables?\b", page.read_text()
+        ), page
+
+
+def test_no_run_ever_published_left_the_list():
+    """By the history of the list itself, as far as this clone has it."""
+    log = ["git", "log", "--format=", "-p", "--", "results/published.txt"]
+    done = subprocess.run(log, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    once = {line[1:] for line in done.stdout.splitlines() if re.match(r"[+-]\w", line)}
+    assert once <= set(ledger.published(REPOSITORY / "results"))
 
 
 FIRST = """

@@ -1,5 +1,5 @@
-"""The page that shows the published numbers, docs/results.md: a section of it, made from the ledger, and its
-figures."""
+"""The pages that show the published numbers, made from the ledger: a section of docs/results.md with its
+figures, and what they come to in README.md."""
 
 import re
 import typing as tp
@@ -13,13 +13,14 @@ from sable.experiments import ledger
 from sable.experiments.ledger import Row
 from sable.files import write_atomically
 
-PAGE = Path("docs", "results.md")
+PAGE, README = Path("docs", "results.md"), Path("README.md")
 BEGIN = "<!-- Made by sable publish from results/ledger.jsonl: change it there. -->"
 END = "<!-- The end of what sable publish made. -->"
 
 
 def write(results: Path) -> Path | None:
-    """Make the page's section and its figures anew, where there is a page beside `results`; its path."""
+    """Make the page's section and its figures anew, where there is a page beside `results`, and the counts in
+    the README; the page's path."""
     if not (page := results.parent / PAGE).is_file():
         return None
     if wrong := ledger.mistakes(results):
@@ -30,13 +31,14 @@ def write(results: Path) -> Path | None:
     text = page.read_text(encoding="utf-8")
     if section_of(text) is None:
         raise SableError(f"{page} has no place for results: a line {BEGIN!r}, and below it {END!r}")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    drawn = _figures(results, rows)
+    drawn, readme = _figures(results, rows), results.parent / README
     try:
         for name, content in drawn.items():
             (page.parent / name).parent.mkdir(exist_ok=True)
             write_atomically(page.parent / name, content)
-        write_atomically(page, (before + BEGIN + section(rows) + END + after).encode())
+        write_atomically(page, _with(text, section(rows)).encode())
+        if readme.is_file() and section_of(brief := readme.read_text(encoding="utf-8")) is not None:
+            write_atomically(readme, _with(brief, in_brief(rows)).encode())
     except OSError as error:
         raise SableError(f"cannot write to {page.parent}: {error.strerror or error}") from None
     return page
@@ -46,6 +48,15 @@ def section_of(text: str) -> str | None:
     """What a page has between the marks; None without them."""
     found = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
     return found[1] if found else None
+
+
+def _with(text: str, section: str) -> str:
+    return text.partition(BEGIN)[0] + BEGIN + section + END + text.partition(END)[2]
+
+
+def in_brief(rows: Sequence[Row]) -> str:
+    """Return what the published numbers come to, for the README."""
+    return "\n\n" + "\n\n".join(_overview(rows) if rows else ["Nothing is published yet."]) + "\n\n"
 
 
 def section(rows: Sequence[Row]) -> str:
