@@ -291,12 +291,15 @@ def tune(
     return tune.tune(run, config, partial(running.env_of, run, trust), given=given, trust=trust, **study)
 
 
-def report(*runs: str | Path, out: str | Path = "report", paper: bool = False) -> "Report":
+def report(
+    *runs: str | Path, out: str | Path = "report", paper: bool = False, curves: str = "iqm"
+) -> "Report":
     """The page, tables and figures that compare these runs, written to the folder `out`; with notes on all
-    that was left out. `paper` sets the paper's figures beside ours."""
+    that was left out. `paper` sets the paper's figures beside ours; `curves` are interquartile means over
+    seeds ("iqm") or, as the paper's, means ("mean")."""
     from sable.experiments import report
 
-    return report.write(runs, Path(out), paper=paper)
+    return report.write(runs, Path(out), paper=paper, curves=curves)
 
 
 def publish(

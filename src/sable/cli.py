@@ -344,6 +344,9 @@ def _report(argv: Argv) -> int:
     )
     parser.add_argument("-o", "--out", metavar="DIR", help="folder to write to (default: report)")
     parser.add_argument("--paper", action="store_true", help="set the paper's figures beside ours")
+    parser.add_argument(
+        "--curves", choices=["iqm", "mean"], help="over seeds: iqm (default), or mean as the paper's are"
+    )
     given = parse(parser, argv)
     _write_report(*given.pop("runs"), **given)
     return 0

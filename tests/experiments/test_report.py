@@ -110,6 +110,22 @@ def test_the_page_holds_what_was_concluded(written, make_runs):
     assert curve["low"][0] <= curve["value"][0] <= curve["high"][0]
 
 
+def test_curves_are_means_where_that_is_asked_for(tmp_path):
+    """Of four seeds the interquartile mean is that of the middle two."""
+    path = theirs(tmp_path / "x.json", {"s": {"a": {"x": [0.0, 1.0, 2.0, 9.0], "y": [1.0, 1.0]}}})
+    ends = {}
+    for curves in analysis.CURVES:
+        (task,) = concluded(path, curves=curves).suites[0].tasks
+        ends[curves] = task.curves["x"].value.value[-1]
+    assert ends == {"iqm": 1.5, "mean": 3.0}
+    written = report.write([path], tmp_path / "out", curves="mean")
+    assert page_data(written.page)["curve"] == "mean"
+    assert "mean over seeds" in (tmp_path / "out" / "figures" / "s-a.svg").read_text()
+    with pytest.raises(SableError, match="curves='median' is not one of iqm, mean"):
+        report.write([path], tmp_path / "other", curves="median")
+    assert not (tmp_path / "other").exists()
+
+
 def test_what_runs_took_is_told_with_the_machine(written):
     (task,) = [t for suite in page_data(written.page)["suites"] for t in suite["tasks"] if t["name"] == LBF]
     assert task["costs"]["ippo"] == [1_234_567, 2_500_000_000, 4, "cpu"] and len(task["costs"]) == 3

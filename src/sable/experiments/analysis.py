@@ -24,6 +24,8 @@ from sable.experiments.variants import System
 
 MAIN = "absolute"
 """The summary that wins and aggregates are about."""
+CURVES = {"iqm": stats.iqm, "mean": stats.mean}
+"""What a learning curve can be over seeds; the paper's are means."""
 FEW = 5
 """Below so many seeds a bootstrap interval is too narrow to be believed."""
 
@@ -32,7 +34,7 @@ class Curve(tp.NamedTuple):
     """One system's returns on a task, over the steps that all its runs have."""
 
     steps: np.ndarray  # [K]
-    iqm: Estimate  # [K]
+    value: Estimate  # [K]
     seeds: dict[str, np.ndarray]  # {seed: [K]}
 
 
@@ -77,6 +79,7 @@ class Analysis:
     contestants: list[str]  # one per family: those that can win
     suites: list[Suite]
     runs: int
+    curve: str  # of CURVES, what curves are over seeds
     paper: list[Beside]
     notes: list[str]
 
@@ -94,8 +97,10 @@ class Analysis:
         ]
 
 
-def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
+def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm") -> Analysis:
     """The conclusions that results allow."""
+    if curves not in CURVES:
+        raise SableError(f"curves={curves!r} is not one of {', '.join(CURVES)}")
     if not results.series:
         raise SableError(f"there is nothing to report: no finished run{_why(results.notes)}")
     systems = variants.named({one.system for one in results.series})
@@ -110,7 +115,7 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
     by_suite, notes = defaultdict(list), [*_best_notes(systems), *results.notes, *_seed_notes(results.series)]
     for name, runs in by_task.items():
         costs = _costs(cost for cost in results.costs if cost.task == name)
-        by_suite[suite_of(name)].append(_task(name, runs, scores, costs, winners.get(name), notes))
+        by_suite[suite_of(name)].append(_task(name, runs, scores, costs, winners.get(name), curves, notes))
     suites = []
     for name, tasks in by_suite.items():
         here = {task.name: by_task[task.name] for task in tasks}
@@ -125,6 +130,7 @@ def analyse(results: Results, *, beside_paper: bool = False) -> Analysis:
         contestants=contestants,
         suites=suites,
         runs=len(results.series),
+        curve=curves,
         paper=beside,
         notes=notes + _absences(systems, by_suite),
     )
@@ -149,6 +155,7 @@ def _task(
     scores: Mapping[str, Mapping[str, Scores]],
     costs: dict[str, Cost],
     winner: str | None,
+    curves: str,
     notes: list[str],
 ) -> Task:
     here = [one.system for one in runs]
@@ -166,7 +173,7 @@ def _task(
         curves={
             system: curve
             for system in dict.fromkeys(here)
-            if (curve := _curve(name, [one for one in runs if one.system == system], notes))
+            if (curve := _curve(name, [one for one in runs if one.system == system], curves, notes))
         },
         costs=costs,
         winner=winner,
@@ -179,7 +186,7 @@ def _costs(costs: Iterable[Cost]) -> dict[str, Cost]:
     return {cost.system: cost for cost in sorted(known, key=lambda cost: cost.seeds)}
 
 
-def _curve(task: str, runs: Sequence[Series], notes: list[str]) -> Curve | None:
+def _curve(task: str, runs: Sequence[Series], curve: str, notes: list[str]) -> Curve | None:
     """The curve of one system's runs on a task; a note and none where they have no steps in common."""
     places = aggregates.shared(runs)
     if not places:
@@ -188,7 +195,9 @@ def _curve(task: str, runs: Sequence[Series], notes: list[str]) -> Curve | None:
     axes, drawn = series.curves(runs, places)
     seeds = drawn[runs[0].system][task]
     return Curve(
-        axes[task], stats.curve({task: seeds}), dict(zip((r.seed for r in runs), seeds, strict=True))
+        axes[task],
+        stats.curve({task: seeds}, CURVES[curve]),
+        dict(zip((r.seed for r in runs), seeds, strict=True)),
     )
 
 

@@ -12,6 +12,7 @@ from sable.experiments.analysis import Analysis, Suite, Task
 from sable.experiments.looks import PALETTE, Look, looks
 from sable.experiments.stats import Estimate
 
+WORDS = {"iqm": "IQM", "mean": "mean"}
 _DASHES = ("-", (0, (5, 3)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)))
 _STYLE: tp.Any = {
     "font.size": 9,
@@ -46,7 +47,7 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
                 yield from _files(figure, names[f"suite {suite.name}"])
             for task in suite.tasks:
                 figure = Figure(figsize=(6.4, 3.4), dpi=120)
-                _curves(figure, task, order, look)
+                _curves(figure, task, order, look, WORDS[analysis.curve])
                 yield from _files(figure, names[task.name])
 
 
@@ -66,7 +67,7 @@ def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> 
         for place, task in enumerate(tasks):
             axes: tp.Any = figure.add_subplot(rows, columns, place + 1)
             for name in (name for name in order if name in task.curves):
-                _line(axes, task.curves[name].steps, task.curves[name].iqm, name, look[name])
+                _line(axes, task.curves[name].steps, task.curves[name].value, name, look[name])
             if paper := papers.get(task.name):
                 axes.axhspan(*paper["interval"], color="0.5", alpha=0.2, linewidth=0)
                 axes.axhline(paper["mean"], color="0.4", linestyle=":", linewidth=1, label="paper, absolute")
@@ -93,13 +94,13 @@ def _rendered(figure: tp.Any, kind: str, metadata: dict[str, tp.Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Look]) -> None:
+def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Look], over: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes = figure.add_axes((0.105, 0.15, 0.62, 0.74))
     for name in (name for name in order if name in task.curves):
-        _line(axes, task.curves[name].steps, task.curves[name].iqm, name, look[name])
-    axes.set(title=task.name, xlabel="environment steps", ylabel="return (IQM over seeds)")
+        _line(axes, task.curves[name].steps, task.curves[name].value, name, look[name])
+    axes.set(title=task.name, xlabel="environment steps", ylabel=f"return ({over} over seeds)")
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.xaxis.get_major_locator().set_params(nbins=5)
     if task.curves:

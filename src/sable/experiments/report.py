@@ -39,12 +39,15 @@ class Report(tp.NamedTuple):
     notes: list[str]
 
 
-def write(paths: Sequence[str | Path], out: str | Path, *, paper: bool = False) -> Report:
+def write(
+    paths: Sequence[str | Path], out: str | Path, *, paper: bool = False, curves: str = "iqm"
+) -> Report:
     """Write report.html, report.md, tables.tex and figures/ into the folder `out`, from the finished runs in
-    or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's."""
+    or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's. `curves`
+    says what learning curves are over seeds."""
     out = Path(out).expanduser()
     _require_place(out)
-    analysis = analyse(results.read(paths), beside_paper=paper)
+    analysis = analyse(results.read(paths), beside_paper=paper, curves=curves)
     names = _file_names(analysis)
     # All is made before anything is written: what fails, fails with nothing changed.
     files = {f"figures/{name}": content for name, content in figures.draw(analysis, names)}
@@ -97,6 +100,7 @@ def _data(analysis: Analysis) -> dict[str, tp.Any]:
     return {
         "made": f"Made by sable {VERSION} on {datetime.date.today():%d %B %Y}.",
         "runs": analysis.runs,
+        "curve": analysis.curve,
         "notes": analysis.notes,
         "systems": [{"name": name} | own._asdict() for name, own in looks(analysis.systems).items()],
         "contestants": analysis.contestants,
@@ -149,7 +153,7 @@ def _curve(curve: Curve) -> dict[str, tp.Any]:
     values = np.stack(list(curve.seeds.values()))
     digits = _digits(float(np.ptp(values)) or float(np.abs(values).max()))
     seeds = [_rounded(seed, digits) for seed in values] if len(values) > 1 else []
-    return {"x": [curve.steps[0], curve.steps[-1]], "seeds": seeds} | _line(curve.iqm, digits)
+    return {"x": [curve.steps[0], curve.steps[-1]], "seeds": seeds} | _line(curve.value, digits)
 
 
 def _line(found: Estimate, digits: int) -> dict[str, tp.Any]:

@@ -72,16 +72,19 @@ def difference(x: Sequence[float] | Array, y: Sequence[float] | Array, *, reps: 
     return Estimate(float(value), *map(float, np.percentile(value + ours - theirs, [2.5, 97.5])))
 
 
-def curve(series: Mapping[str, Array], *, reps: int = REPS // 5, seed: int = 0) -> Estimate:
-    """The interquartile mean at every evaluation, from `{task: [runs, evaluations]}`: sample efficiency."""
+def curve(
+    series: Mapping[str, Array], statistic: Statistic = iqm, *, reps: int = REPS // 5, seed: int = 0
+) -> Estimate:
+    """A statistic at every evaluation, from `{task: [runs, evaluations]}`: a learning curve, or sample
+    efficiency."""
     lengths = {np.shape(runs)[1] for runs in series.values()}
     if len(lengths) != 1:
         raise SableError(f"runs of {_listed(sorted(lengths))} evaluations cannot share one curve")
     points = [{task: np.asarray(runs)[:, k] for task, runs in series.items()} for k in range(lengths.pop())]
     drawn = _draw(points[0], reps, seed)
     pooled = [_pool(scores) for scores in points]
-    value = np.array([iqm(x, np.ones((1, x.size)))[0] for x in pooled])
-    return _interval(value, np.stack([iqm(x, drawn) for x in pooled], axis=-1), points[0])
+    value = np.array([statistic(x, np.ones((1, x.size)))[0] for x in pooled])
+    return _interval(value, np.stack([statistic(x, drawn) for x in pooled], axis=-1), points[0])
 
 
 def profile(scores: Scores, thresholds: Array, *, reps: int = REPS, seed: int = 0) -> Estimate:

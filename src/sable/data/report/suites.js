@@ -179,7 +179,7 @@ function curves(suite) {
     make(
       "p",
       { class: "small" },
-      "Interquartile mean over seeds, with its 95 % interval. Drag to zoom, double-click to see all again.",
+      `${data.curve === "mean" ? "Mean" : "Interquartile mean"} over seeds, with its 95 % interval. Drag to zoom, double-click to see all again.`,
     ),
     make("div", { class: drawn.length > 2 ? "grid" : "grid pair" }, drawn),
   ];
