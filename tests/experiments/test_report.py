@@ -1,5 +1,6 @@
 """Reports as data and as files: what is concluded, what is said of odd runs, and what is written where."""
 
+import csv
 import json
 import math
 import re
@@ -9,7 +10,20 @@ from pathlib import Path
 import pytest
 
 from sable.errors import SableError
-from sable.experiments import aggregates, analysis, looks, report, results, runs, stats, tables, variants
+from sable.experiments import (
+    aggregates,
+    analysis,
+    beside,
+    looks,
+    paper,
+    report,
+    results,
+    runs,
+    stats,
+    typeset,
+    variants,
+)
+from sable.experiments.stats import Estimate
 
 LBF, LBF2, RWARE = "lbf/8x8-2p-2f-coop", "lbf/15x15-4p-5f", "rware/tiny-2ag"
 
@@ -95,11 +109,12 @@ def test_the_page_holds_what_was_concluded(written, make_runs):
         "sable no memory",
         "sable (best)",
         "ippo",
+        *(f"{name} (paper)" for name in ("sable", "mat", "mappo", "ippo")),
     ]
     assert data["contestants"] == ["sable (best)", "ippo"]
     (task,) = [task for suite in data["suites"] for task in suite["tasks"] if task["name"] == LBF]
     # Seeds end at 40.0, 40.1, 40.2, 40.3 for ippo; sable does better by 2 with memory and by 3 without.
-    values = {name: found[0] for name, found in task["summaries"]["final"].items()}
+    values = {n: found[0] for n, found in task["summaries"]["final"].items() if "(paper)" not in n}
     assert values == pytest.approx(
         {"sable": 42.15, "sable no memory": 43.15, "sable (best)": 43.15, "ippo": 40.15}
     )
@@ -167,6 +182,75 @@ def test_our_figures_beside_the_papers(written):
     # The paper's Sable has an absolute metric of about 1 on LBF and of 20 on RWARE; ours is about 42 here.
     assert {one["verdict"] for one in data["paper"] if one["system"] == "sable"} == {"not below"}
     assert "Beside the paper: absolute metric" in (written.page.parent / "report.md").read_text()
+
+
+def test_the_papers_systems_stand_beside_ours_in_every_task(written):
+    """And over the tasks of a suite: ours end at 40 and more, where no system of the paper's does."""
+    for suite in page_data(written.page)["suites"]:
+        for task in suite["tasks"]:
+            theirs = {f"{s} (paper)" for s in paper.of_task(task["name"], "mean")}
+            for summary, found in task["summaries"].items():
+                assert theirs == {name for name in found if name.endswith("(paper)")} and theirs
+                figure = paper.figures()[summary, task["name"], "mat"]
+                assert found["mat (paper)"] == list(figure) and task["seeds"]["mat (paper)"] == 10
+    markdown = (written.page.parent / "report.md").read_text()
+    assert "| sable (best) | **1.00** [1.00, 1.00] |" in markdown
+    assert "| sable (best) | 3 | 3 | 0 | 3 | 3 |" in markdown
+    assert "| sable (paper) | 3 | 2 | 1 | 2 | 3 |" in markdown
+
+
+def test_who_is_best_of_all_is_counted_by_what_is_printed():
+    ours = {
+        "sable (best)": {"rware/tiny-2ag": Estimate(21.2, 20.0, 22.0), "own/task": Estimate(1.0, 1.0, 1.0)}
+    }
+    ours["sable (best)"]["lbf/8x8-2p-2f-coop"] = Estimate(0.9951, 0.994, 0.996)  # rounds to the others' 1.00
+    ours["sable (best)"]["smax/2s3z"] = Estimate(1.5, 1.4, 1.6)
+    ours["mine"] = {"rware/tiny-2ag": Estimate(21.0, 20.5, 22.0)}
+    (found,) = beside.counts(ours, {"sable (best)": "sable", "mine": "mine"})
+    assert found == ("sable (best)", 3, 1, 1, 0) and found.best == 2
+    counted = {one.system: one for one in beside.papers_counts()}
+    stars = [best for (summary, _, _), (best, _) in printed().items() if summary == "absolute" and best]
+    assert sum(one.best for one in counted.values()) == len(stars)
+    assert counted["sable (paper)"][1:4] == (45, 21, 7)
+
+
+def test_systems_are_compared_with_the_papers_on_the_tasks_they_share():
+    scores = {
+        "sable": {"rware/tiny-2ag": [25.0, 27.0], "rware/tiny-4ag": [40.0, 42.0], "rware/small-4ag": [9.0]}
+    }
+    scores |= {
+        "mat": {"rware/tiny-2ag": [15.0, 15.0], "rware/tiny-4ag": [20.0, 20.0]},
+        "ippo": {"lbf/x": [1.0]},
+    }
+    found = beside.together(scores, "rware")
+    assert found and found.tasks == ["rware/tiny-2ag", "rware/tiny-4ag"] and found.ours == ["sable", "mat"]
+    low = [paper.figures()["absolute", task, "ippo"].value for task in found.tasks]
+    tops = [26.0, paper.figures()["absolute", "rware/tiny-4ag", "sable"].value]
+    expected = [((15.0, 20.0)[k] - low[k]) / (tops[k] - low[k]) for k in range(2)]
+    assert found.scores["mat"].value == pytest.approx(sum(expected) / 2)
+    assert found.scores["ippo (paper)"].value == 0 and set(found.scores) == {
+        "sable", "mat", *(f"{name} (paper)" for name in ("sable", "mat", "mappo", "ippo"))
+    }  # fmt: skip
+    for one in found.scores.values():
+        assert one.low <= one.value <= one.high
+    assert beside.together(scores, "mpe") is None
+
+
+def printed():
+    """The paper's own marks: {(summary, task, system): (bold, asterisk)}."""
+    text = Path(paper.__file__).parents[1].joinpath("data", "paper.csv").read_text()
+    return {
+        (row["metric"], f"{row['suite']}/{row['task']}", row["system"]): tuple(
+            row[name] == "1" for name in ("best", "overlaps_best")
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def test_bold_and_asterisks_are_the_papers_own():
+    for (summary, task, system), marks in printed().items():
+        best, overlapping = paper.marked(paper.of_task(task, summary))
+        assert (system in best, system in overlapping) == marks, (summary, task, system)
 
 
 def test_without_a_figure_of_the_papers_that_is_said(tmp_path):
@@ -313,14 +397,14 @@ def test_names_that_differ_in_signs_only_have_figures_of_their_own(tmp_path):
 
 def test_tables_in_both_languages():
     estimate = stats.Estimate(-3.14159, -4.0, -0.001)
-    one = tables.Table("a_b", ["task", "x|y"], [["t_1", tables.Figure(estimate, 2, True)], ["u", ""]])
-    assert tables._markdown(one).splitlines()[2:] == [
+    one = typeset.Table("a_b", ["task", "x|y"], [["t_1", typeset.Figure(estimate, 2, True)], ["u", ""]])
+    assert typeset.to_markdown(one).splitlines()[2:] == [
         r"| task | x\|y |",
         "| --- | ---: |",
         r"| t\_1 | **-3.14** [-4.00, 0.00] |",
         "| u |  |",
     ]
-    text = tables._latex(one)
+    text = typeset.to_latex(one)
     assert r"\caption{a\_b}" in text and r"task & x\textbar{}y \\" in text
     assert r"t\_1 & \shortstack{\rule{0pt}{2.6ex}\textbf{$-$3.14}\\{\tiny [$-$4.00, 0.00]}} \\" in text
 

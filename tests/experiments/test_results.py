@@ -8,7 +8,7 @@ import pytest
 
 from sable.config import ActorCriticConfig, MATConfig, RunConfig, SableConfig, SystemConfig
 from sable.errors import SableError
-from sable.experiments import marl_eval, results, runs, series, stats
+from sable.experiments import looks, marl_eval, results, runs, series, stats, variants
 
 TASK = "lbf/2s-8x8-2p-2f-coop"
 
@@ -153,8 +153,37 @@ def test_other_libraries_files_are_read(tmp_path):
     found, notes, _ = results.read([path])
     assert len(notes) == 1 and "seed 43" in notes[0] and "no evaluations" in notes[0]
     (one,) = found
-    assert (one.task, one.system, one.seed) == ("rware/tiny-4ag", "rec_mappo", "42")
+    assert (one.task, one.system, one.seed) == ("rware/tiny-4ag", "mappo memory (mava)", "42")
     assert (one.steps.tolist(), one.returns.tolist(), one.absolute) == ([10, 20], [0.5, 2.0], 3.0)
+
+
+def test_systems_of_mava_are_known_and_no_runs_of_ours(tmp_path):
+    blocks = {"step_0": {"step_count": 10, "return": [1.0]}, "absolute_metrics": {"return": [2.0]}}
+    names = {"rec_sable": "sable (mava)", "ff_sable": "sable no memory (mava)", "ff_ippo": "ippo (mava)"}
+    names |= {
+        "rec_qmix": "qmix (mava)",
+        "mat": "mat (mava)",
+        "ff_hasac": "hasac (mava)",
+        "rec_iql": "rec_iql",
+    }
+    path, ours = tmp_path / "theirs.json", tmp_path / "ours.json"
+    seeds = {"seed_0": blocks, "seed_1": blocks}
+    path.write_text(json.dumps({"Smax": {"2s3z": dict.fromkeys(names, seeds)}}))
+    ours.write_text(json.dumps({"smax": {"2s3z": dict.fromkeys(["sable", "mat"], seeds)}}))
+    found = results.read([path, ours])
+    assert not found.notes and [one.system for one in found.series[::2]] == [*names.values(), "sable", "mat"]
+    systems = variants.named({one.system for one in found.series})
+    assert [system.name for system in systems][:7] == [
+        "sable",
+        "sable (mava)",
+        "sable no memory (mava)",
+        "sable (mava) (best)",
+        "mat",
+        "mat (mava)",
+        "ippo (mava)",
+    ]
+    look = looks.looks(systems)
+    assert look["sable"].colour == look["sable (mava)"].colour and look["sable"] != look["sable (mava)"]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"b": {"c": {"d": 3}}}}', '{"a": {"b": 1}}'])

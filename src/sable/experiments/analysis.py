@@ -8,14 +8,15 @@ import re
 import typing as tp
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sable.envs.own import suite_and_name
 from sable.errors import SableError
-from sable.experiments import aggregates, paper, series, stats, variants
+from sable.experiments import aggregates, beside, paper, series, stats, variants
 from sable.experiments.aggregates import Aggregates
+from sable.experiments.beside import Count, Together
 from sable.experiments.paper import Verdict
 from sable.experiments.results import Cost, Results
 from sable.experiments.series import Series
@@ -57,6 +58,7 @@ class Suite:
     name: str
     tasks: list[Task]
     aggregates: Aggregates
+    together: Together | None = None  # with the paper's systems
 
 
 class Beside(tp.NamedTuple):
@@ -82,6 +84,7 @@ class Analysis:
     curve: str  # of CURVES, what curves are over seeds
     paper: list[Beside]
     notes: list[str]
+    best: list[Count] = field(default_factory=list)  # of ours and the paper's, who is best of all
 
     def won(self, system: str) -> list[str]:
         """The tasks that a system wins against every other."""
@@ -122,18 +125,16 @@ def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm"
         found, remarks = aggregates.aggregate(here, scores[MAIN], systems)
         suites.append(Suite(name=name, tasks=tasks, aggregates=found))
         notes += [f"{name}: {remark}" for remark in remarks]
-    beside = _beside(scores, systems) if beside_paper else []
-    if beside_paper and not beside:
-        notes.append("the paper has no figures for any of these tasks and systems")
-    return Analysis(
+    found = Analysis(
         systems=systems,
         contestants=contestants,
         suites=suites,
         runs=len(results.series),
         curve=curves,
-        paper=beside,
+        paper=[],
         notes=notes + _absences(systems, by_suite),
     )
+    return _with_paper(found, scores) if beside_paper else found
 
 
 def suite_of(task: str) -> str:
@@ -198,6 +199,45 @@ def _curve(task: str, runs: Sequence[Series], curve: str, notes: list[str]) -> C
         axes[task],
         stats.curve({task: seeds}, CURVES[curve]),
         dict(zip((r.seed for r in runs), seeds, strict=True)),
+    )
+
+
+def _with_paper(found: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> Analysis:
+    """Return the analysis with the paper's systems beside ours in every task and suite."""
+    contest = {name: scores[MAIN][name] for name in found.contestants}
+    families = {system.name: system.family for system in found.systems}
+    means = {
+        name: {task: stats.estimate({task: runs}, stats.mean) for task, runs in own.items()}
+        for name, own in contest.items()
+    }
+    counts = beside.counts(means, families)
+    compared = dict.fromkeys(task for name in means for task in means[name] if paper.of_task(task, MAIN))
+    suites = [
+        replace(
+            suite,
+            tasks=[_task_with_paper(task) for task in suite.tasks],
+            together=beside.together(contest, suite.name),
+        )
+        for suite in found.suites
+    ]
+    here = [s for s in paper.systems() if any(s in paper.of_task(task, MAIN) for task in compared)]
+    missing = [] if compared else ["the paper has no figures for any of these tasks and systems"]
+    return replace(
+        found,
+        systems=found.systems + [System(name, name, False) for name in beside.marked(dict.fromkeys(here))],
+        suites=suites,
+        paper=_beside(scores, found.systems),
+        notes=found.notes + missing,
+        best=counts + (beside.papers_counts(compared) if compared else []),
+    )
+
+
+def _task_with_paper(task: Task) -> Task:
+    theirs = {name: beside.marked(paper.of_task(task.name, name)) for name in task.summaries}
+    return replace(
+        task,
+        seeds=task.seeds | dict.fromkeys(theirs[MAIN], paper.SEEDS),
+        summaries={name: own | theirs[name] for name, own in task.summaries.items()},
     )
 
 

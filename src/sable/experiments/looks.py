@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sable.experiments import paper
 from sable.experiments.stats import Estimate
-from sable.experiments.variants import System
+from sable.experiments.variants import ELSEWHERE, System
 
 # On light paper and on dark, told apart with any of the three kinds of colour blindness (simulated), and 3:1
 # from the paper. The first are for the paper's systems, in its order.
@@ -35,8 +35,9 @@ def looks(systems: Sequence[System]) -> dict[str, Look]:
     """Each system's look; the paper's systems have the same colours in every report."""
     known = list(dict.fromkeys(system for _, _, system in paper.figures()))
     families = list(dict.fromkeys(system.family for system in systems))
-    fixed = {family: known.index(family) for family in families if family in known}
-    others = [family for family in families if family not in known]
+    base = {family: ELSEWHERE.sub("", family) for family in families}
+    fixed = {family: known.index(base[family]) for family in families if base[family] in known}
+    others = [family for family in families if family not in fixed]
     free = [k for k in range(len(PALETTE)) if k not in fixed.values()]
     # Where colours run out, dashes tell families apart.
     places = fixed | {family: (free + list(range(len(PALETTE))) * 9)[k] for k, family in enumerate(others)}

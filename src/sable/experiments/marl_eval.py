@@ -21,7 +21,15 @@ RETURNS = ("return", "mean_episode_return", "episode_return")
 
 SUITES = {"robotwarehouse": "rware", "levelbasedforaging": "lbf", "maconnector": "connector"}
 SUITES |= {name: name for name in ("rware", "lbf", "connector", "smax", "mpe", "mabrax", "neom")}
+SUITES |= {
+    name: "mabrax" for name in ("hopper_3x1", "halfcheetah_6x1", "walker2d_2x3", "ant_4x2", "humanoid_9|8")
+}
 """Our names of suites, by what others call them, in small letters."""
+
+MAVA = {"ff_sable": "sable no memory", "rec_sable": "sable", "ff_ippo": "ippo", "rec_ippo": "ippo memory"}
+MAVA |= {"ff_mappo": "mappo", "rec_mappo": "mappo memory", "mat": "mat", "rec_qmix": "qmix"}
+MAVA |= {"ff_masac": "masac", "ff_hasac": "hasac"}
+"""What we call the systems of Mava, which prefixes them with whether they are recurrent or feed-forward."""
 
 
 def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
@@ -46,7 +54,13 @@ def read(path: Path) -> list[Series]:
         sums.check(path, content)
         data = json.loads(content.decode())
         return [
-            _series(blocks, f"{SUITES.get(suite.lower(), suite)}/{task}", system, seed=run, source=path)
+            _series(
+                blocks,
+                f"{SUITES.get(suite.lower(), suite)}/{task}",
+                _system(suite, system),
+                seed=run,
+                source=path,
+            )
             for suite, tasks in data.items()
             for task, systems in tasks.items()
             for system, runs in systems.items()
@@ -56,6 +70,14 @@ def read(path: Path) -> list[Series]:
         raise
     except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise SableError(f"{path} is not a marl-eval JSON file: {type(error).__name__}: {error}") from None
+
+
+def _system(suite: str, system: str) -> str:
+    """Return what a report calls a system of a file: Mava's by our names, marked as Mava's. Its MAT is called
+    as ours, but its suites are not."""
+    foreign = system.startswith(("ff_", "rec_")) or suite not in SUITES.values()
+    theirs = foreign and suite.lower() in SUITES and system in MAVA
+    return f"{MAVA[system]} (mava)" if theirs else system
 
 
 def _series(blocks: dict[str, tp.Any], task: str, system: str, *, seed: str, source: Path) -> Series:

@@ -1,74 +1,50 @@
-"""The tables of a report as text: Markdown to read, LaTeX to put into a paper."""
+"""The tables of a report, and the report as Markdown and its tables as LaTeX."""
 
-import re
 import typing as tp
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
-from sable.experiments import stats
+from sable.experiments import beside as beside_paper
+from sable.experiments import paper, stats
 from sable.experiments.analysis import MAIN, Analysis, Suite, Task
-from sable.experiments.looks import decimals, interval, number
+from sable.experiments.looks import decimals
 from sable.experiments.results import Cost
 from sable.experiments.stats import Estimate
+from sable.experiments.typeset import PREAMBLE, Figure, Table, escaped, to_latex, to_markdown
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "|": r"\textbar{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-_PREAMBLE = r"""% Made by sable report. Needs \usepackage{booktabs,graphicx}; then \input this file.
-% What is wider than the text is made as wide.
-\providecommand{\fitted}[1]{\sbox0{#1}\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi}
-"""
 LONG = {"mean": "mean over training", "max": "max over training", "final": "final"}
 LONG |= {"absolute": "absolute metric", "iqm": "IQM over training"}
 
 
-class Table(tp.NamedTuple):
-    """Cells are text or figures; those of the first column name the rows."""
-
-    caption: str
-    head: list[str]
-    rows: list[list[tp.Any]]
-
-
-class Figure(tp.NamedTuple):
-    """An estimate as a table shows it, in bold where it is the highest."""
-
-    estimate: Estimate
-    digits: int
-    highest: bool
-
-
 def markdown(analysis: Analysis, names: dict[str, str]) -> str:
     """The report in Markdown, with links to the figures in `figures/`."""
-    parts = ["# Sable report", _markdown(wins(analysis))]
+    parts = ["# Sable report", to_markdown(wins(analysis))]
     if analysis.notes:
-        parts += ["## To know about these runs", "\n".join(f"- {_escaped(note)}" for note in analysis.notes)]
+        parts += ["## To know about these runs", "\n".join(f"- {escaped(note)}" for note in analysis.notes)]
     if analysis.paper:
-        parts += ["## Beside the paper", *map(_markdown, verdicts(analysis))]
+        parts += ["## Beside the paper", *map(to_markdown, best_of_all(analysis) + verdicts(analysis))]
     for suite in analysis.suites:
-        parts.append(f"## {_escaped(suite.name)}")
+        parts.append(f"## {escaped(suite.name)}")
         if suite.aggregates.iqm:
             parts += [
-                _markdown(aggregates(suite)),
-                f"![{_escaped(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
+                to_markdown(aggregates(suite)),
+                f"![{escaped(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
             ]
-        parts += [_markdown(scores(suite, summary)) for summary in stats.SUMMARIES]
-        parts += [_markdown(table) for table in [*beside(analysis, suite), *costs(suite)]]
-        parts += [f"![{_escaped(task.name)}](figures/{names[task.name]}.svg)" for task in suite.tasks]
+        parts += [to_markdown(scores(suite, summary)) for summary in stats.SUMMARIES]
+        own = together(suite) + beside(analysis, suite) + costs(suite)
+        parts += map(to_markdown, own)
+        parts += [f"![{escaped(task.name)}](figures/{names[task.name]}.svg)" for task in suite.tasks]
     return "\n\n".join(parts) + "\n"
 
 
 def latex(analysis: Analysis) -> str:
     """All tables in LaTeX."""
-    parts = [[wins(analysis), *verdicts(analysis)]]
+    parts = [[wins(analysis), *best_of_all(analysis), *verdicts(analysis)]]
     for suite in analysis.suites:
-        own = [scores(suite, s) for s in stats.SUMMARIES] + beside(analysis, suite) + costs(suite)
+        own = [scores(suite, s) for s in stats.SUMMARIES] + together(suite)
+        own += beside(analysis, suite) + costs(suite)
         parts.append([aggregates(suite), *own] if suite.aggregates.iqm else own)
     # LaTeX holds only so many tables back before it must place them.
-    return _PREAMBLE + "\\clearpage\n".join("\n".join(map(_latex, tables)) for tables in parts)
+    return PREAMBLE + "\\clearpage\n".join("\n".join(map(to_latex, tables)) for tables in parts)
 
 
 def wins(analysis: Analysis) -> Table:
@@ -101,15 +77,46 @@ def scores(suite: Suite, summary: str) -> Table:
 
     def row(task: Task) -> list[tp.Any]:
         found = task.summaries[summary]
-        digits, highest = task_digits(task), max(estimate.value for estimate in found.values())
-        cells = [
-            Figure(found[name], digits, found[name].value == highest) if name in found else ""
-            for name in systems
-        ]
+        digits, best = task_digits(task), highest(found)
+        cells = [Figure(found[name], digits, name in best) if name in found else "" for name in systems]
         return [_short(task.name), *cells]
 
     caption = f"{suite.name}: {LONG[summary]}, mean over seeds with 95 % bootstrap intervals"
     return Table(caption, ["task", *systems], [row(task) for task in suite.tasks])
+
+
+def highest(found: Mapping[str, Estimate]) -> set[str]:
+    """Return who has the highest value; beside the paper's, which are rounded, once rounded alike."""
+    if any(name.endswith(beside_paper.MARK) for name in found):
+        return paper.marked(found)[0]
+    top = max(estimate.value for estimate in found.values())
+    return {name for name, estimate in found.items() if estimate.value == top}
+
+
+def together(suite: Suite) -> list[Table]:
+    """Return how our systems and the paper's stand over the tasks of a suite that all of ours have."""
+    if suite.together is None:
+        return []
+    tasks, _, scores = suite.together
+    rows = [[name, Figure(one, 2, name in highest(scores))] for name, one in scores.items()]
+    count = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
+    caption = (
+        f"{suite.name}, {count}, with the paper's systems: mean over tasks of mean absolute returns, from 0 "
+        "for a task's lowest system to 1 for its highest; the paper's intervals by what it prints"
+    )
+    return [Table(caption, ["system", "normalised mean"], rows)]
+
+
+def best_of_all(analysis: Analysis) -> list[Table]:
+    """Return on how many tasks each of our systems is best of all, the paper's others included; and of the
+    paper's among themselves on the same tasks."""
+    head = ["system", "best of all", "alone", "tied as printed", "with the whole interval", "tasks"]
+    rows = [[c.system, *map(str, (c.best, c.alone, c.tied, c.clear, c.tasks))] for c in analysis.best]
+    caption = (
+        "Best of all: ours among ours and the paper's others, the paper's among themselves on the same "
+        "tasks, by the mean absolute return, rounded as printed"
+    )
+    return [Table(caption, head, rows)] if rows else []
 
 
 def costs(suite: Suite) -> list[Table]:
@@ -182,52 +189,3 @@ def task_digits(task: Task) -> int:
 
 def _short(task: str) -> str:
     return task.partition("/")[2] or task
-
-
-def _markdown(table: Table) -> str:
-    def cell(content: str | Figure) -> str:
-        if isinstance(content, str):
-            return _escaped(content)
-        value = number(content.estimate.value, content.digits)
-        value = f"**{value}**" if content.highest else value
-        return f"{value} {interval(content.estimate, content.digits)}".strip()
-
-    rule = ["---", *["---:"] * (len(table.head) - 1)]
-    lines = [[_escaped(text) for text in table.head], rule, *([cell(c) for c in row] for row in table.rows)]
-    return f"{_escaped(table.caption)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown and HTML show as it is."""
-    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", flat)
-
-
-def _latex(table: Table) -> str:
-    def cell(content: str | Figure) -> str:
-        if isinstance(content, str):
-            return _tex(content)
-        value = number(content.estimate.value, content.digits).replace("-", "$-$")
-        value = rf"\textbf{{{value}}}" if content.highest else value
-        around = interval(content.estimate, content.digits).replace("-", "$-$")
-        # Value over interval: seven systems fit a page's width.
-        return rf"\shortstack{{\rule{{0pt}}{{2.6ex}}{value}\\{{\tiny {around}}}}}" if around else value
-
-    def lines(rows: Sequence[Sequence[tp.Any]], cell: Callable[[tp.Any], str]) -> str:
-        return "".join("  " + " & ".join(map(cell, row)) + r" \\" + "\n" for row in rows)
-
-    def head(text: str) -> str:
-        first, _, rest = _tex(text).partition(" ")
-        return rf"\shortstack{{{first}\\{rest}}}" if rest else first
-
-    return (
-        "\\begin{table}[htbp]\n\\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n"
-        f"\\caption{{{_tex(table.caption)}}}\n"
-        f"\\fitted{{\\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}\n"
-        f"\\toprule\n{lines([table.head], head)}\\midrule\n{lines(table.rows, cell)}"
-        "\\bottomrule\n\\end{tabular}}\n\\end{table}\n"
-    )
-
-
-def _tex(text: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))

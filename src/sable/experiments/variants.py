@@ -11,6 +11,9 @@ import numpy as np
 from sable.experiments import paper
 from sable.experiments.stats import Scores
 
+ELSEWHERE = re.compile(r" \((mava|paper)\)$")
+"""How the name of a system ends whose numbers are not ours."""
+
 
 class System(tp.NamedTuple):
     """A system as it stands in the report; `best` where it is the better of its family's variants."""
@@ -26,8 +29,13 @@ def named(names: Iterable[str]) -> list[System]:
     for name in sorted(taken):
         families[re.sub(r" (no )?memory\b| compute=\w+", "", name)].append(name)
     order = list(dict.fromkeys(system for _, _, system in paper.figures()))
+
+    def place(family: str) -> tuple[int, str]:
+        base = ELSEWHERE.sub("", family)
+        return order.index(base) if base in order else len(order), family
+
     found = []
-    for family in sorted(families, key=lambda f: (order.index(f) if f in order else len(order), f)):
+    for family in sorted(families, key=place):
         found += [System(name, family, False) for name in families[family]]
         if len(families[family]) > 1:
             best = f"{family} (best)"

@@ -96,7 +96,7 @@ function top() {
       "p",
       { class: "lead" },
       [
-        plural(data.systems.filter((s) => !s.best).length, "system"),
+        plural(data.systems.filter((s) => !s.best && !s.name.endsWith("(paper)")).length, "system"),
         plural(tasks().length, "task"),
         plural(data.suites.length, "suite"),
         plural(data.runs, "run"),
