@@ -11,9 +11,9 @@ class BuildWithLedger(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            data = Path(self.build_lib, "sable", "data")
-            self.mkpath(str(data))
-            self.copy_file("results/ledger.jsonl", str(data / "ledger.jsonl"))
+            reports = Path(self.build_lib, "sable", "reports")
+            self.mkpath(str(reports))
+            self.copy_file("results/ledger.jsonl", str(reports / "ledger.jsonl"))
 
 
 setup(cmdclass={"build_py": BuildWithLedger})

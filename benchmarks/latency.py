@@ -17,8 +17,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 
-from sable import envs, settings, systems
-from sable.policy import Policy
+from sable import envs, systems
+from sable.config import resolve as settings
+from sable.runs.policy import Policy
 
 CALLS, WARM_UP = 400, 20
 

@@ -79,10 +79,11 @@ def main() -> None:
 
     import sable
     from sable import systems
-    from sable.config import RunConfig, SableConfig
-    from sable.envs.hosted import HostedEnv
-    from sable.training import hosted, loop
-    from sable.training.program import make_program, one_by_one
+    from sable.config.schema import RunConfig, SableConfig
+    from sable.envs.python.vector_env import HostedEnv
+    from sable.training import host_rollout as hosted
+    from sable.training import loop
+    from sable.training.update import make_program, one_by_one
 
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that play alone; ours have it anyway
 

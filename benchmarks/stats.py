@@ -8,7 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from sable.experiments import stats
+from sable.reports import stats
 
 
 def main() -> None:

@@ -28,16 +28,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable import envs
-from sable.checks import build, check_together
-from sable.config import PPOConfig, RunConfig, SystemConfig, field_names, system_config
+from sable.cli.flags import Help, Parser, add_flags, own_classes, parse, tidied
+from sable.config.checks import build, check_together
+from sable.config.schema import PPOConfig, RunConfig, SystemConfig, field_names, system_config
 from sable.envs import tasks, wrappers
 from sable.envs.base import Env
 from sable.errors import SableError
-from sable.experiments.rehearsal import Rehearsal, Timing, timed
-from sable.flags import Help, Parser, add_flags, own_classes, parse, tidied
-from sable.training import memory
-from sable.training.program import RunState, State
+from sable.runs.dry_run import Rehearsal, Timing, timed
+from sable.training import device_memory as memory
 from sable.training.rollout import Situation, collect, pool_of_starts
+from sable.training.update import RunState, State
 
 SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
 """What every on-policy system is measured with unless told otherwise, so that they compare."""

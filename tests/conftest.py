@@ -27,10 +27,10 @@ install_import_hook(
         "sable.nets.actor_critic",
         "sable.nets.layers",
         "sable.nets.mat",
-        "sable.nets.recurrent",
+        "sable.nets.gru",
         "sable.nets.retention",
-        "sable.nets.tokens",
-        "sable.nets.values",
+        "sable.nets.embeddings",
+        "sable.nets.qmix",
     ],
     "beartype.beartype",
 )
@@ -38,8 +38,10 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from sable import running  # noqa: E402
+from sable.runs import open_run as running  # noqa: E402
 from sable.training import interruption  # noqa: E402
+
+pytest_plugins = ["tests.finished_runs"]
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -67,7 +69,7 @@ def patience():
 def no_films(request):
     """Training ends with a film, which takes seconds to compile: only the tests about it wait for one."""
     with pytest.MonkeyPatch.context() as patch:
-        if "watching" not in request.path.parts:
+        if "viewer" not in request.path.parts:
             patch.setattr(running, "leave_film", lambda *args, **fields: None)
         yield
 
@@ -81,7 +83,8 @@ SMALL |= {"num_epochs": 1, "policy_layers": (8,), "critic_layers": (8,), "seeds"
 def stopped_run(tmp_path_factory):
     """The folder of a tiny run that was stopped after the second of its four evaluations; to be copied."""
     import sable
-    from sable.training import logging, loop
+    from sable.training import loop
+    from sable.training.loggers import logger as logging
 
     class Stopping(logging.Logger):
         def evaluation(self, steps, metrics):

@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 
 import sable
-from sable.cli import main
+from sable.cli.main import main
 from sable.errors import SableError
-from sable.experiments import benchmark, figures, ledger, provenance, reproduce, sums
-from sable.training import best, checkpoint, curve, loop, memory
-from sable.watching import show
+from sable.reports import figures, ledger
+from sable.runs import curve, provenance, sums
+from sable.studies import benchmark, reproduce
+from sable.training import best, checkpoint, loop
+from sable.training import device_memory as memory
+from sable.viewer import show
 
 _spec = importlib.util.spec_from_file_location("trust", Path(__file__).with_name("test_trust.py"))
 _trust = importlib.util.module_from_spec(_spec)

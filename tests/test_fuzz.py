@@ -14,10 +14,15 @@ import numpy as np
 import pytest
 
 import sable
-from sable import policy, settings, tensors
+from sable import tensors
+from sable.config import resolve as settings
 from sable.errors import SableError
-from sable.experiments import ledger, marl_eval, reproduce, results, results_page, runs
-from sable.training.logging import read_rows
+from sable.reports import ledger, marl_eval, results_page
+from sable.reports import read as results
+from sable.runs import directory as runs
+from sable.runs import policy
+from sable.studies import reproduce
+from sable.training.loggers.logger import read_rows
 
 ROOT = Path(sable.__file__).parent
 SIZES = {
@@ -106,7 +111,7 @@ def folder(tmp_path_factory):
     result.directory.rename(place / "run")
     (place / "run" / "sums.json").unlink()  # or it would notice first
     sable.export(place / "run", place / "team")
-    recipe = ROOT / "recipes" / "sable.toml"
+    recipe = ROOT / "config" / "recipes" / "sable.toml"
     shutil.copyfile(recipe, place / "recipe.toml")
     (place / "kept").mkdir()
     (place / "kept" / "metrics.jsonl.gz").write_bytes(

@@ -20,7 +20,7 @@ PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.gl
 
 def test_the_metadata_agree_with_the_constants():
     assert PROJECT["name"] == installation.DISTRIBUTION
-    assert PROJECT["dynamic"] == ["version"] and PROJECT["scripts"] == {"sable": "sable.cli:main"}
+    assert PROJECT["dynamic"] == ["version"] and PROJECT["scripts"] == {"sable": "sable.cli.main:main"}
     assert EXTRAS["cuda"] == [f"{installation.DISTRIBUTION}[cuda12]"]
     assert f"version: {installation.VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text()
     assert f"## {installation.VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text()

@@ -10,73 +10,72 @@ import sable
 ROOT = Path(sable.__file__).parent
 ALLOWED = {
     "errors": set(),
-    "files": {"errors"},
-    "quiet": set(),
     "types": set(),
     "installation": set(),
     "parent": set(),
+    "quiet": set(),
+    "files": {"errors"},
     "trust": {"errors"},
-    "meaning": {"config", "errors"},  # the former for its types alone
-    "config": {"errors", "meaning", "trust"},
-    "checks": {"config", "errors", "meaning"},
-    "settings": {"config", "checks", "errors", "meaning", "trust"},
-    "flags": {"errors"},
-    "parsers": {"config", "flags", "trust"},
+    "tensors": {"config", "errors", "files"},
+    "config": {"errors", "trust"},
     "ops": {"types"},
-    "envs": {"types", "errors", "quiet", "installation", "trust"},
     "kernels": {"types", "ops"},
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
-    "training": {"types", "config", "errors", "files", "ops", "kernels", "envs", "systems"},
-    "experiments": {
-        "types",
-        "config",
-        "checks",
-        "files",
-        "meaning",
-        "quiet",
-        "parent",
-        "settings",
-        "errors",
-        "installation",
-        "trust",
-        "envs",
-        "systems",
-        "training",
-    },
-    "watching": {
-        "types",
-        "config",
-        "errors",
-        "installation",
-        "files",
-        "ops",
-        "envs",
-        "nets",
-        "systems",
-        "training",
-        "experiments",
-        "policy",
-        "trust",
-    },
+    "envs": {"types", "config", "errors", "installation", "quiet", "trust"},
+    "training": {"types", "config", "errors", "files", "tensors", "ops", "kernels", "envs", "systems"},
 }
-HEAVY = {"jumanji": {"envs/jumanji.py", "envs/rware.py"}}
-HEAVY |= {"jaxmarl": {"envs/jaxmarl.py", "envs/smax.py"}, "brax": {"envs/jaxmarl.py"}}
+ALLOWED["runs"] = ALLOWED["training"] | {
+    "installation",
+    "quiet",
+    "tensors",
+    "training",
+    "trust",
+    "reports",
+    "viewer",
+}
+ALLOWED["reports"] = {
+    "config",
+    "envs",
+    "errors",
+    "files",
+    "installation",
+    "runs",
+    "tensors",
+    "training",
+    "trust",
+}
+ALLOWED["viewer"] = ALLOWED["runs"] | {"nets", "runs"}
+ALLOWED["studies"] = ALLOWED["runs"] | {"parent", "runs"}
+ALLOWED["cli"] = {
+    "config",
+    "envs",
+    "errors",
+    "installation",
+    "parent",
+    "reports",
+    "runs",
+    "studies",
+    "training",
+    "trust",
+}
+HEAVY = {"jumanji": {"envs/suites/jumanji.py", "envs/suites/rware.py"}}
+HEAVY |= {"jaxmarl": {"envs/suites/jaxmarl.py", "envs/suites/smax.py"}, "brax": {"envs/suites/jaxmarl.py"}}
 HEAVY |= {
-    "matplotlib": {"training/curve.py", "experiments/figures.py", "experiments/tuned.py"},
-    "tensorboardX": {"training/logging.py"},
+    "matplotlib": {"runs/curve.py", "reports/figures.py", "studies/tuned.py"},
+    "tensorboardX": {"training/loggers/logger.py"},
 }
-HEAVY |= {"ray": {"experiments/benchmark.py"}, "optuna": {"experiments/trials.py"}}
+HEAVY |= {"ray": {"studies/benchmark.py"}, "optuna": {"studies/trials.py"}}
 HEAVY |= {
     "rich": {
-        "training/view.py",
-        "watching/show.py",
-        *(f"experiments/{name}.py" for name in ("live", "board", "tune_view")),
+        "training/console.py",
+        "viewer/show.py",
+        *(f"studies/{name}.py" for name in ("live", "live_table", "tune_view")),
     }
 }
-HEAVY |= {"gymnasium": {"envs/pettingzoo.py"}, "pettingzoo": set()}
-HEAVY |= {"PIL": {"watching/film.py"}, "imageio_ffmpeg": {"watching/film.py"}}
-HEAVY |= {"orbax": {"training/checkpoint.py"}, "jax2onnx": {"deployment.py"}}
+HEAVY |= {"gymnasium": {"envs/python/pettingzoo.py"}, "pettingzoo": set()}
+HEAVY |= {"PIL": {"viewer/video.py"}, "imageio_ffmpeg": {"viewer/video.py"}}
+HEAVY |= {"orbax": {"training/checkpoint.py"}, "jax2onnx": {"runs/export.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -104,7 +103,7 @@ def test_a_file_imports_only_from_the_layers_below_it(path):
 
 
 def test_the_training_layer_knows_no_concrete_system_or_suite():
-    concrete = {"sable.systems.sable", "sable.systems.ppo", "sable.envs.jumanji", "sable.envs.jaxmarl"}
+    concrete = {"sable.systems.sable", "sable.systems.ppo", "sable.envs.suites"}
     for path in (ROOT / "training").glob("*.py"):
         assert not {name for name in imported(path) if any(name.startswith(bad) for bad in concrete)}, path
 
@@ -112,7 +111,7 @@ def test_the_training_layer_knows_no_concrete_system_or_suite():
 def test_only_trust_imports_what_no_table_of_ours_names():
     """A name out of a file can reach neither `find_spec`, which imports packages, nor `import_module`, except
     through a `Trust`."""
-    tables = {"envs/__init__.py": "_MODULES[", "systems/__init__.py": "SYSTEMS["}
+    tables = {"envs/make.py": "_MODULES[", "systems/make.py": "SYSTEMS["}
     for path in FILES:
         place = str(path.relative_to(ROOT))
         for node in ast.walk(ast.parse(path.read_text())):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import sable
-from sable.cli import main
+from sable.cli.main import main
 
 NAME = os.fsdecode(b"n\xff")  # a lone surrogate
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import sable
-from sable.experiments import ledger, results, trials
+from sable.reports import ledger
+from sable.reports import read as results
+from sable.studies import trials
 
 FIXTURES = Path(__file__).with_name("fixtures")
 COMMITS = ("b5b24c0", "504780e")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sable.cli import main
+from sable.cli.main import main
 
 CHATTY = """
 import jax
-from sable.envs import probes
+from sable.envs.suites import probes
 
 print("chatter while imported")
 

@@ -13,11 +13,16 @@ import jax
 import pytest
 
 import sable
-from sable import policy, settings, systems, tensors
-from sable.cli import main
-from sable.config import RunConfig
+from sable import systems, tensors
+from sable.cli.main import main
+from sable.config import resolve as settings
+from sable.config.schema import RunConfig
 from sable.errors import SableError
-from sable.experiments import batches, benchmark, ledger, provenance, runs
+from sable.reports import ledger
+from sable.runs import directory as runs
+from sable.runs import policy, provenance
+from sable.studies import benchmark
+from sable.studies import worker as batches
 from sable.training import checkpoint
 from sable.trust import Trust, Untrusted
 
@@ -26,7 +31,8 @@ TINY = {"policy_layers": (8,), "critic_layers": (8,), "num_envs": 4, "rollout_le
 CODE = "open({mark!r}, 'w').close()\nfrom sable.config import ActorCriticConfig as Config\n"
 CODE += "from sable.systems.ippo import make\nEnv = make\n"
 
-SYSTEMS = ("evil_system", "evil_package.system", "evil_loaded", "evil_on_path", "os", "sable.cli", "../evil")
+SYSTEMS = ("evil_system", "evil_package.system", "evil_loaded", "evil_on_path", "os", "../evil")
+SYSTEMS += ("sable.cli.main",)
 TASKS = ("os:system", "pettingzoo:os:system", "evil_system:Env", "evil_package.system:Env", "evil_loaded:Env")
 TASKS += ("pettingzoo:evil_package.system:Env", "pettingzoo:evil_on_path:Env")
 FOREIGN = [("ippo", task) for task in TASKS] + [(system, "probe/bandit") for system in SYSTEMS]

@@ -8,6 +8,6 @@ from pathlib import Path
 if not sys.flags.safe_path and sys.path[0] == os.getcwd() != str(Path(__file__).parents[1]):
     del sys.path[0]
 
-from sable.cli import main
+from sable.cli.main import main
 
 sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from sable.checks import shown
+from sable.config.checks import shown
 from sable.errors import SableError
 from sable.files import read_regular, write_atomically
 

@@ -18,8 +18,8 @@ from sable.quiet import silenced
 pytest.importorskip("gymnasium")
 pytest.importorskip("pettingzoo")
 
-from sable.envs.hosted import EnvFailed
-from sable.envs.pettingzoo import Team
+from sable.envs.python.pettingzoo import Team
+from sable.envs.python.vector_env import EnvFailed
 
 HERE = Path(__file__).parent
 

@@ -146,6 +146,6 @@ def test_listing_imports_no_jax():
 
 def test_a_missing_suite_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "sable.envs.jaxmarl", raising=False)
+    monkeypatch.delitem(sys.modules, "sable.envs.suites.jaxmarl", raising=False)
     with pytest.raises(SableError, match=r"pip install 'sable-marl\[jaxmarl\]'"):
         envs.make("mpe/simple_spread_3ag")

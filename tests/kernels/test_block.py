@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.config import SableConfig
+from sable.config.schema import SableConfig
 from sable.kernels import block as kernel
 from sable.nets.layers import RMSNorm, SwiGLU
 from sable.nets.sable import Sable, initial_memory

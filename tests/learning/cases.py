@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sable import systems
-from sable.config import (
+from sable.config.schema import (
     ActorCriticConfig,
     HASACConfig,
     MASACConfig,
@@ -22,8 +22,8 @@ from sable.config import (
     SableConfig,
     SystemConfig,
 )
-from sable.envs.probes import PROBES, Probe
-from sable.training import program as programs
+from sable.envs.suites.probes import PROBES, Probe
+from sable.training import update as programs
 
 PPO = {"num_envs": 32, "rollout_length": 8, "num_minibatches": 2, "gae_lambda": 0.95, "entropy_weight": 0.003}
 SABLE = SableConfig(**PPO, num_epochs=4, embed_dim=16, learning_rate=2e-3, decay_scaling=1.0)

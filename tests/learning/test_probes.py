@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sable.envs.probes import PROBES
+from sable.envs.suites.probes import PROBES
 from sable.systems import ppo, sable
-from sable.training import program as programs
+from sable.training import update as programs
 from tests.learning.cases import CASES, RUN, SABLE, best_returns, failure_rate, required
 
 FIRST = int(os.environ.get("FIRST_SEED", "0"))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.config import ActorCriticConfig
+from sable.config.schema import ActorCriticConfig
 from sable.nets.actor_critic import global_state
-from sable.ops import tree
+from sable.ops import trees as tree
 from sable.systems import ippo, mappo, ppo
 from sable.types import EnvSpec, Observation, Transition
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.config import MATConfig
+from sable.config.schema import MATConfig
 from sable.kernels import block
+from sable.nets.embeddings import ActionEmbedding
 from sable.nets.layers import Head, LayerNorm, RMSNorm
 from sable.nets.mat import MAT, Attention
-from sable.nets.tokens import ActionEmbedding
 from sable.systems import autoregressive, mat
 from sable.types import EnvSpec, Observation, Transition
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.config import SableConfig
+from sable.config.schema import SableConfig
+from sable.nets.embeddings import ViewEmbedding, look
 from sable.nets.layers import LayerNorm, RMSNorm
 from sable.nets.sable import Sable, initial_memory
-from sable.nets.tokens import ViewEmbedding, look
 from sable.systems import autoregressive
 from sable.types import EnvSpec
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sable.ops.distributions import Categorical, TanhNormal, masked_categorical, tanh_normal
-from sable.ops.tree import all_finite
+from sable.ops.trees import all_finite
 
 LOGITS = jnp.array([[0.3, -1.2, 2.0, 0.0], [5.0, 1.0, -3.0, 0.5]])
 LEGAL = jnp.array([[True, False, True, True], [False, True, False, True]])

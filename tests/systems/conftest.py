@@ -9,8 +9,8 @@ import jax
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from sable.config import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
-from sable.envs.probes import PROBES
+from sable.config.schema import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
+from sable.envs.suites.probes import PROBES
 from sable.systems import ppo
 from sable.training.rollout import collect, open_situation
 from sable.types import EnvSpec, Observation, PyTree, Rollout

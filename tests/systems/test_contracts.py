@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from sable.config import ActorCriticConfig
-from sable.ops import tree
+from sable.config.schema import ActorCriticConfig
+from sable.ops import trees as tree
 from tests.systems.conftest import play
 
 

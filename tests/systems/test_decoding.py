@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from sable.config import SableConfig
+from sable.config.schema import SableConfig
 from sable.errors import SableError
 from sable.kernels import block as block_kernel
-from sable.kernels import decode as kernel
+from sable.kernels import fused_decoder as kernel
 from sable.kernels import retention as retention_kernel
+from sable.nets.embeddings import previous_tokens
 from sable.nets.sable import Sable, decoder_weights, initial_memory
-from sable.nets.tokens import previous_tokens
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import autoregressive
 from sable.systems import sable as sable_system

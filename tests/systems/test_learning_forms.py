@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sable.kernels import block, retention
-from sable.ops import tree
+from sable.ops import trees as tree
 from sable.systems import ppo
 from sable.systems import sable as sable_system
 from tests.systems.conftest import marks, play

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from sable.cli import main
-from sable.experiments import runs
+from sable.cli.main import main
+from sable.runs import directory as runs
 from sable.trust import Trust
 from tests.learning.cases import required
 

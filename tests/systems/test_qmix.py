@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from sable.config import QMIXConfig
-from sable.envs.probes import PROBES
-from sable.nets.values import Mixer, agent_q
+from sable.config.schema import QMIXConfig
+from sable.envs.suites.probes import PROBES
+from sable.nets.qmix import Mixer, agent_q
 from sable.systems import qmix
 from sable.training.rollout import collect, open_situation
 from sable.types import EnvSpec, Observation, PyTree, Rollout, Transition

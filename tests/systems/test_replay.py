@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.config import ReplayConfig
+from sable.config.schema import ReplayConfig
 from sable.systems import replay as replays
 from sable.types import struct
 

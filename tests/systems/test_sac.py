@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from sable.config import HASACConfig, MASACConfig
-from sable.nets.soft import SoftQ
-from sable.ops import tree
+from sable.config.schema import HASACConfig, MASACConfig
+from sable.nets.sac import SoftQ
+from sable.ops import trees as tree
 from sable.systems import hasac, masac, sac
 from sable.systems.base import System
 from sable.types import EnvSpec, Observation, Rollout, TimeStep, Transition

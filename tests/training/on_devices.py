@@ -24,11 +24,11 @@ import jax
 import numpy as np
 
 from sable import systems
-from sable.config import RunConfig, field_names, system_config
-from sable.envs.probes import PROBES
+from sable.config.schema import RunConfig, field_names, system_config
+from sable.envs.suites.probes import PROBES
 from sable.training import checkpoint, devices, loop
-from sable.training import program as programs
-from sable.training.logging import Logger, read_rows
+from sable.training import update as programs
+from sable.training.loggers.logger import Logger, read_rows
 
 FIELDS = {"num_envs": 16, "rollout_length": 4, "num_epochs": 2, "num_minibatches": 2, "embed_dim": 16}
 FIELDS |= {"policy_layers": (8, 8), "critic_layers": (8, 8), "q_layers": (8, 8), "recurrent_size": 8}

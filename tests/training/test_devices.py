@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import sable
-from sable import settings
-from sable.cli import main
-from sable.config import MASACConfig, RunConfig, SableConfig, split_devices
+from sable.cli.main import main
+from sable.config import resolve as settings
+from sable.config.schema import MASACConfig, RunConfig, SableConfig, split_devices
 from sable.errors import SableError
 from sable.training import processes
-from sable.training.logging import read_rows
+from sable.training.loggers.logger import read_rows
 
 SCRIPT = Path(__file__).parent / "on_devices.py"
 

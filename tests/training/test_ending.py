@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sable.experiments import runs
+from sable.runs import directory as runs
 from sable.training import checkpoint
 
 pytest.importorskip("gymnasium")
@@ -26,7 +26,7 @@ PYTHON = f"pettingzoo:parallel_envs:delayed {LONG} --options workers=2"
 DRIVER = """
 import os, sys, time
 from sable.training import checkpoint, loop
-from sable.cli import main
+from sable.cli.main import main
 
 diary, stall_at, saves = sys.argv.pop(1), int(sys.argv.pop(1)), 0
 real = checkpoint._write

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.cli import main
+from sable.cli.main import main
 from sable.errors import SableError
-from sable.training import checkpoint, loop, memory
-from sable.training.logging import Logger, read_rows
+from sable.training import checkpoint, loop
+from sable.training import device_memory as memory
+from sable.training.loggers.logger import Logger, read_rows
 
 VICTIM = Path(__file__).with_name("victim.py")
 
@@ -209,7 +210,7 @@ def test_a_device_that_runs_out_of_memory_while_training_is_one_line(tmp_path):
     code = """
 import re, resource, sys
 from pathlib import Path
-from sable.cli import main
+from sable.cli.main import main
 from sable.training import loop
 
 class Tight(loop.Logger):

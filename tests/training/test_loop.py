@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 import sable
-from sable import settings, systems
-from sable.cli import main
-from sable.config import ActorCriticConfig, RunConfig, SableConfig, field_names, system_config
-from sable.envs.probes import PROBES
+from sable import systems
+from sable.cli.main import main
+from sable.config import resolve as settings
+from sable.config.schema import ActorCriticConfig, RunConfig, SableConfig, field_names, system_config
+from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
-from sable.experiments import runs
-from sable.ops import tree
+from sable.ops import trees as tree
+from sable.runs import directory as runs
 from sable.training import best, checkpoint, loop
-from sable.training import program as programs
+from sable.training import update as programs
 from sable.training.evaluate import play
-from sable.training.logging import Logger, read_rows
+from sable.training.loggers.logger import Logger, read_rows
 
 RUN = RunConfig(
     task="probe/recall",

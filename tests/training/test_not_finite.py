@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from sable import systems
-from sable.config import RunConfig, field_names, system_config
-from sable.envs.probes import PROBES
+from sable.config.schema import RunConfig, field_names, system_config
+from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
-from sable.ops import tree
+from sable.ops import trees as tree
 from sable.training import checkpoint, loop
-from sable.training import program as programs
+from sable.training import update as programs
 from sable.trust import Trust
 
 SEEDS = tuple(range(6))

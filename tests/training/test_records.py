@@ -12,9 +12,9 @@ import pytest
 
 import sable
 from sable.errors import SableError
-from sable.experiments import runs
+from sable.runs import directory as runs
 from sable.training import checkpoint, loop, records
-from sable.training.logging import METRICS, Logger, MetricsFile, read_rows
+from sable.training.loggers.logger import METRICS, Logger, MetricsFile, read_rows
 
 STATE = {"x": jnp.arange(3.0)}
 LIKE = jax.eval_shape(lambda: STATE)

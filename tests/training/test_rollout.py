@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from sable import systems
-from sable.config import ActorCriticConfig, RunConfig
-from sable.envs.probes import PROBES
-from sable.training.program import make_program
+from sable.config.schema import ActorCriticConfig, RunConfig
+from sable.envs.suites.probes import PROBES
 from sable.training.rollout import collect, open_situation
+from sable.training.update import make_program
 from tests.envs.test_wrappers import Walk
 
 NUM_ENVS, LENGTH = 4, 12  # of episodes that last three steps at most

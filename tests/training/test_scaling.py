@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from sable import envs, systems
-from sable.config import RunConfig, SableConfig
-from sable.training import program as programs
+from sable.config.schema import RunConfig, SableConfig
+from sable.training import update as programs
 
 
 def lowered(num_agents: int, rollout_length: int):

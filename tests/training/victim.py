@@ -22,10 +22,10 @@ import jax
 import orbax.checkpoint  # noqa: F401  # imported once, here, not in every child
 
 import sable
-import sable.policy
-import sable.training.curve
-from sable import running
-from sable.config import RunConfig, field_names, system_config
+import sable.runs.curve
+import sable.runs.policy
+from sable.config.schema import RunConfig, field_names, system_config
+from sable.runs import open_run as running
 from sable.training import checkpoint, loop
 
 SIZES = {"video": False, "evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}

@@ -1,0 +1,1 @@
+"""Parameters: Flax Linen modules around `ops`. Read `layers`, `retention`, then `sable`."""

@@ -4,9 +4,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sable.config import ActorCriticConfig
+from sable.config.schema import ActorCriticConfig
+from sable.nets.gru import GRU
 from sable.nets.layers import ActionDistribution, AgentEmbedding, dense, num_identities
-from sable.nets.recurrent import GRU
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, Observation
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal, orthogonal, zeros
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.config import SystemConfig
+from sable.config.schema import SystemConfig
 from sable.kernels import block
 from sable.ops import sharding
 from sable.ops.distributions import Distribution, masked_categorical, tanh_normal

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.config import MATConfig
+from sable.config.schema import MATConfig
+from sable.nets.embeddings import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.nets.layers import (
     Head,
     LayerNorm,
@@ -17,7 +18,6 @@ from sable.nets.layers import (
     orthogonal_parts,
     spread,
 )
-from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
 

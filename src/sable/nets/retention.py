@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax.linen.initializers import normal
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.kernels import memory as memory_kernel
+from sable.kernels import cached_decoder as row_kernel
+from sable.kernels import memory_update as memory_kernel
 from sable.kernels import retention as kernel
-from sable.kernels import row as row_kernel
 from sable.nets.layers import spread
 from sable.ops import retention, sharding
 

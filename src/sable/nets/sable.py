@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from sable.config import SableConfig
+from sable.config.schema import SableConfig
 from sable.kernels import block as kernel
-from sable.kernels.decode import BlockWeights, DecoderWeights
+from sable.kernels.fused_decoder import BlockWeights, DecoderWeights
+from sable.nets.embeddings import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_identities, time_encoding
 from sable.nets.retention import MultiScaleRetention
-from sable.nets.tokens import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
 from sable.ops import sharding
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, PyTree, struct

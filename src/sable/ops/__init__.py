@@ -1,0 +1,2 @@
+"""Pure array mathematics: retention, returns, losses, distributions, and the verbs for trees and shardings
+under them."""

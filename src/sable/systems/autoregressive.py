@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.kernels import decode as kernel
+from sable.kernels import fused_decoder as kernel
 from sable.kernels import gpu
+from sable.nets.embeddings import next_token, previous_tokens, start_token
 from sable.nets.mat import MAT
 from sable.nets.sable import Sable, decoder_weights, nothing_told
-from sable.nets.tokens import next_token, previous_tokens, start_token
 from sable.ops import sharding
 from sable.ops.distributions import Categorical, TanhNormal, masked_categorical
 from sable.systems import ppo

@@ -1,8 +1,8 @@
 """What a system is: the functions training calls, and the three conventions everyone relies on.
 
 - `first[t]` is true iff `observation[t]` opens an episode. Memory is reset *before* acting on such an
-  observation, by `kernels.memory.forget` in `collect`, and by the flags themselves in every sequence form of
-  a network; evaluation plays one episode from memories that are zero already.
+  observation, by `kernels.memory_update.forget` in `collect`, and by the flags themselves in every sequence
+  form of a network; evaluation plays one episode from memories that are zero already.
 - `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts
   the return.
 - A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, such a reset
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.config import SystemConfig
+from sable.config.schema import SystemConfig
 from sable.types import Decision, Metrics, Observation, PyTree, Rollout
 
 

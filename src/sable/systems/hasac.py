@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from sable.config import HASACConfig
-from sable.nets.soft import SoftPolicy
-from sable.ops import tree
+from sable.config.schema import HASACConfig
+from sable.nets.sac import SoftPolicy
+from sable.ops import trees as tree
 from sable.ops.distributions import TanhNormal
 from sable.systems import sac
 from sable.systems.base import System

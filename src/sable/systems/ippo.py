@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.config import ActorCriticConfig
+from sable.config.schema import ActorCriticConfig
 from sable.nets.actor_critic import Actor, Critic
 from sable.ops.distributions import Distribution
 from sable.systems import ppo

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from sable.config import ActorCriticConfig
+from sable.config.schema import ActorCriticConfig
 from sable.systems import ippo, ppo
 from sable.systems.base import System
 from sable.types import EnvSpec

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from sable.config import MASACConfig
-from sable.nets.soft import SoftPolicy
+from sable.config.schema import MASACConfig
+from sable.nets.sac import SoftPolicy
 from sable.systems import sac
 from sable.systems.base import System
 from sable.types import EnvSpec, PyTree

@@ -1,6 +1,6 @@
 """MAT: the multi-agent transformer as a PPO policy."""
 
-from sable.config import MATConfig
+from sable.config.schema import MATConfig
 from sable.nets.mat import MAT
 from sable.systems import autoregressive, ppo
 from sable.systems.base import System

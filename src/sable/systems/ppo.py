@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from sable.config import PPOConfig
-from sable.ops import sharding, tree
-from sable.ops.objectives import clipped_surrogate, clipped_value_error, standardise
+from sable.config.schema import PPOConfig
+from sable.ops import sharding
+from sable.ops import trees as tree
+from sable.ops.losses import clipped_surrogate, clipped_value_error, standardise
 from sable.ops.returns import gae
 from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct

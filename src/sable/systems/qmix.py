@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from sable.config import QMIXConfig
+from sable.config.schema import QMIXConfig
 from sable.nets.actor_critic import global_state
-from sable.nets.values import Mixer, agent_q
+from sable.nets.qmix import Mixer, agent_q
 from sable.ops.distributions import masked_categorical
-from sable.ops.objectives import td_target
+from sable.ops.losses import td_target
 from sable.systems import replay as replays
 from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.config import ReplayConfig
-from sable.ops import tree
+from sable.config.schema import ReplayConfig
+from sable.ops import trees as tree
 from sable.types import Metrics, PyTree, Rollout
 
 

@@ -4,9 +4,10 @@ from functools import partial
 
 import jax
 
-from sable.config import SableConfig
+from sable.config.schema import SableConfig
 from sable.errors import SableError
-from sable.kernels import decode, gpu
+from sable.kernels import fused_decoder as decode
+from sable.kernels import gpu
 from sable.nets.sable import Sable, initial_memory
 from sable.systems import autoregressive, ppo
 from sable.systems.base import System

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from sable.config import SACConfig
+from sable.config.schema import SACConfig
 from sable.nets.actor_critic import global_state
-from sable.nets.soft import SoftQ
-from sable.ops import tree
+from sable.nets.sac import SoftQ
+from sable.ops import trees as tree
 from sable.ops.distributions import TanhNormal
-from sable.ops.objectives import soft_q_target
+from sable.ops.losses import soft_q_target
 from sable.systems import replay as replays
 from sable.systems.base import System, configured
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct

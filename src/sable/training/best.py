@@ -6,16 +6,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from sable.config import RunConfig, SystemConfig
+from sable.config.schema import RunConfig, SystemConfig
 from sable.envs.base import Env
-from sable.envs.hosted import HostedEnv
+from sable.envs.python.vector_env import HostedEnv
 from sable.errors import SableError
 from sable.systems.base import System
-from sable.training import checkpoint, hosted, memory
+from sable.training import checkpoint
+from sable.training import device_memory as memory
+from sable.training import host_rollout as hosted
 from sable.training.compile import Compiler
 from sable.training.evaluate import play
 from sable.training.loop import asked_for
-from sable.training.program import make_program, one_by_one
+from sable.training.update import make_program, one_by_one
 from sable.types import PyTree
 
 OTHER_EPISODES = 2**31 - 1

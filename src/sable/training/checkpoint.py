@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sable.config import resume_argv
+from sable.config.schema import resume_argv
 from sable.errors import SableError
 from sable.files import read_regular, require_unicode
 from sable.training import processes, records
-from sable.training.logging import METRICS
+from sable.training.loggers.logger import METRICS
 from sable.types import PyTree
 
 FORMAT = 2

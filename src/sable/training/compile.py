@@ -6,7 +6,7 @@ import typing as tp
 import jax
 from jax.sharding import Mesh
 
-from sable.config import RunConfig
+from sable.config.schema import RunConfig
 from sable.training import devices
 from sable.types import PyTree
 

@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sable.config import RunConfig, SystemConfig, split_devices
+from sable.config.schema import RunConfig, SystemConfig, split_devices
 from sable.errors import SableError
 from sable.ops.sharding import ENVS, LEARNERS, SEEDS
-from sable.training.program import State
+from sable.training.update import State
 from sable.types import PyTree
 
 

@@ -8,7 +8,8 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
-from sable.ops import sharding, tree
+from sable.ops import sharding
+from sable.ops import trees as tree
 from sable.systems.base import System
 from sable.training.rollout import Situation, open_situation
 from sable.types import Metrics, PyTree

@@ -16,17 +16,19 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from sable.config import RunConfig, SystemConfig, resume_argv, settings_of
+from sable.config.schema import RunConfig, SystemConfig, resume_argv, settings_of
 from sable.envs.base import Env
-from sable.envs.hosted import EnvFailed, HostedEnv
+from sable.envs.python.vector_env import EnvFailed, HostedEnv
 from sable.errors import SableError
 from sable.files import require_unicode
 from sable.systems.base import System
-from sable.training import checkpoint, devices, hosted, memory, processes, records
+from sable.training import checkpoint, devices, processes, records
+from sable.training import device_memory as memory
+from sable.training import host_rollout as hosted
 from sable.training.compile import Compiler
 from sable.training.interruption import Interruption, interruption
-from sable.training.logging import METRICS, RETURN, Logger, Mute, read_rows
-from sable.training.program import (
+from sable.training.loggers.logger import METRICS, RETURN, Logger, Mute, read_rows
+from sable.training.update import (
     Program,
     RunState,
     State,

@@ -10,7 +10,7 @@ import typing as tp
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sable.config import RunConfig
+from sable.config.schema import RunConfig
 from sable.errors import SableError
 
 if tp.TYPE_CHECKING:

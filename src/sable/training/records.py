@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sable.errors import SableError
-from sable.training.logging import METRICS
+from sable.training.loggers.logger import METRICS
 
 CONFIG, SPEC = "config.json", "spec.json"
 FINISHED = "sums.json"
-"""What only a finished run has; see `experiments.sums`."""
+"""What only a finished run has; see `runs.sums`."""
 REMEDIES = {
     CONFIG: "put back the one it was; the checkpoint's manifest.json has its values under 'settings'",
     SPEC: "remove it, and --resume writes it anew",

@@ -8,8 +8,9 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
-from sable.kernels.memory import forget
-from sable.ops import sharding, tree
+from sable.kernels.memory_update import forget
+from sable.ops import sharding
+from sable.ops import trees as tree
 from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
 

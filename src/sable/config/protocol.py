@@ -1,0 +1,67 @@
+"""Where a run differs from the paper: from its protocol, and from the settings that it fixed or searched."""
+
+import functools
+import importlib.resources
+import tomllib
+import typing as tp
+from collections.abc import Iterable, Mapping
+
+from sable.config import resolve as settings
+from sable.config.schema import SYSTEM_CONFIGS, RunConfig
+
+PROTOCOL = ("total_steps", "num_evaluations", "evaluation_episodes", "absolute_episodes", "options", "seeds")
+"""What figures must share to stand side by side."""
+
+
+def of_protocol(run: RunConfig) -> list[str]:
+    """Return the run's budget, evaluations, options and seeds that are not the paper's."""
+    wanted = _tables()["protocol"]
+    values = {name: _plain(getattr(run, name)) for name in PROTOCOL}
+    return [f"{name} {_text(value)}".strip() for name, value in values.items() if value != wanted[name]]
+
+
+def of_settings(run: RunConfig, fields: Mapping[str, tp.Any]) -> list[str]:
+    """Return every other setting of a run and its system that the paper did not use. A system of the user's
+    own is in no paper."""
+    family, values, allowed = settings.family(run.system), vars(run), _fixed("run")
+    if run.system in SYSTEM_CONFIGS:
+        values, allowed = values | dict(fields), allowed | _fixed(family) | settings.search_space(run.system)
+    return [
+        f"{name} {_text(_plain(value))} ({_theirs(family, name, allowed[name])})"
+        for name, value in values.items()
+        if name in allowed and _plain(value) not in allowed[name]
+    ]
+
+
+def _theirs(family: str, name: str, values: list[tp.Any]) -> str:
+    """Return whose values these are, and the values."""
+    tables = _tables()
+    silent = name in tables.get(family, {}).get("code", {}) or name in tables["run"]["code"]
+    *others, last = map(_text, values)
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"{'the public code' if silent else 'paper'}: {listed}"
+
+
+def _fixed(table: str) -> dict[str, list[tp.Any]]:
+    """Return the one value of each fixed setting, as a list of what is allowed."""
+    entries = _tables().get(table, {})
+    fixed = {name: value for name, value in entries.items() if name != "code"} | entries.get("code", {})
+    return {name: [value] for name, value in fixed.items()}
+
+
+@functools.cache
+def _tables() -> dict[str, tp.Any]:
+    file = importlib.resources.files("sable.config").joinpath("protocol.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _plain(value: tp.Any) -> tp.Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(value: tp.Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return " ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

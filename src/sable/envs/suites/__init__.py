@@ -1,0 +1,1 @@
+"""The paper's suites, Neom and our own small tasks, behind `envs.base`."""

@@ -1,0 +1,196 @@
+"""Runs to a report: one page that opens anywhere, the same tables as Markdown and LaTeX, and figures."""
+
+import datetime
+import importlib.resources
+import json
+import math
+import re
+import typing as tp
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sable.errors import SableError
+from sable.files import write_atomically
+from sable.installation import VERSION
+from sable.reports import figures, tables
+from sable.reports import read as results
+from sable.reports.analysis import Analysis, Curve, Suite, Task, analyse
+from sable.reports.looks import PALETTE, looks
+from sable.reports.stats import Estimate
+from sable.runs import directory as runs
+
+_SCRIPTS = (
+    "svg.js",
+    "theme.js",
+    "chart.js",
+    "lines.js",
+    "intervals.js",
+    "page.js",
+    "sections.js",
+    "suites.js",
+    "start.js",
+)
+
+
+class Report(tp.NamedTuple):
+    """The page that was written, and what a reader must know about the runs."""
+
+    page: Path
+    notes: list[str]
+
+
+def write(
+    paths: Sequence[str | Path], out: str | Path, *, paper: bool = False, curves: str = "iqm"
+) -> Report:
+    """Write report.html, report.md, tables.tex and figures/ into the folder `out`, from the finished runs in
+    or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's. `curves`
+    says what learning curves are over seeds."""
+    out = Path(out).expanduser()
+    _require_place(out)
+    analysis = analyse(results.read(paths), beside_paper=paper, curves=curves)
+    names = _file_names(analysis)
+    # All is made before anything is written: what fails, fails with nothing changed.
+    files = {f"figures/{name}": content for name, content in figures.draw(analysis, names)}
+    files["tables.tex"] = tables.latex(analysis).encode()
+    files["report.md"] = tables.markdown(analysis, names).encode()
+    files["report.html"] = page(analysis).encode()
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(out / name, content)
+    except OSError as error:
+        raise SableError(f"cannot write a report to {out}: {error.strerror or error}") from None
+    return Report(out / "report.html", analysis.notes)
+
+
+def _require_place(out: Path) -> None:
+    """Raise where the report would replace anything but an earlier report."""
+    if out.exists() and not out.is_dir():
+        raise SableError(f"cannot write a report to {out}: it is not a folder")
+    for name in ("report.html", "report.md", "tables.tex"):
+        path = out / name
+        if path.exists() and not (path.is_file() and b"able report" in path.read_bytes()[:2000]):
+            raise SableError(f"{path} is there already and no report of ours; choose another folder")
+
+
+def page(analysis: Analysis) -> str:
+    """The page: a template with its style, its scripts and the data in it."""
+    folder = importlib.resources.files("sable.reports").joinpath("web")
+
+    def text(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
+    # In JSON a < may be written \u003c, so that no name can end the script it stands in.
+    data = json.dumps(runs.plain(_data(analysis)), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    parts = {
+        "palette": _palette(),
+        "style": text("style.css"),
+        "scripts": "\n".join(map(text, _SCRIPTS)),
+        "data": data.replace("<", "\\u003c"),
+    }
+    return re.sub(r"@(\w+)@", lambda match: parts[match[1]], text("page.html"))
+
+
+def _palette() -> str:
+    colours = (f"--c{k}: light-dark({light}, {dark});" for k, (light, dark) in enumerate(PALETTE))
+    return f":root {{ {' '.join(colours)} }}"
+
+
+def _data(analysis: Analysis) -> dict[str, tp.Any]:
+    return {
+        "made": f"Made by sable {VERSION} on {datetime.date.today():%d %B %Y}.",
+        "runs": analysis.runs,
+        "curve": analysis.curve,
+        "notes": analysis.notes,
+        "systems": [{"name": name} | own._asdict() for name, own in looks(analysis.systems).items()],
+        "contestants": analysis.contestants,
+        "suites": [_suite(suite, analysis.contestants) for suite in analysis.suites],
+        "paper": [
+            one._asdict() | {"ours": _estimate(one.ours), "paper": _estimate(one.paper)}
+            for one in analysis.paper
+        ],
+    }
+
+
+def _suite(suite: Suite, contestants: Sequence[str]) -> dict[str, tp.Any]:
+    found = suite.aggregates
+    return {
+        "name": suite.name,
+        "tasks": [_task(task, contestants) for task in suite.tasks],
+        "compared": found.compared,
+        "leader": found.leader() if found.improvement else None,
+        "iqm": {name: _estimate(iqm) for name, iqm in found.iqm.items()},
+        "improvement": {
+            name: {other: _estimate(chance) for other, chance in others.items()}
+            for name, others in found.improvement.items()
+        },
+        "profiles": {name: _line(shares, 3) for name, shares in found.profiles.items()},
+        "efficiency": {name: _line(returns, 4) for name, returns in found.efficiency.items()},
+    }
+
+
+def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
+    return {
+        "name": task.name,
+        "decimals": tables.task_digits(task),
+        "seeds": task.seeds,
+        "winner": task.winner,
+        "contested": sum(name in task.seeds for name in contestants) > 1,
+        "summaries": {
+            summary: {name: _estimate(found) for name, found in systems.items()}
+            for summary, systems in task.summaries.items()
+        },
+        "curves": {name: _curve(curve) for name, curve in task.curves.items()},
+        "costs": {
+            name: [round(cost.steps_per_second), round(cost.peak_memory_bytes), cost.seeds, cost.device]
+            for name, cost in task.costs.items()
+        },
+    }
+
+
+def _curve(curve: Curve) -> dict[str, tp.Any]:
+    """A curve to draw: its points lie evenly between the ends of x, its numbers as fine as can be seen."""
+    values = np.stack(list(curve.seeds.values()))
+    digits = _digits(float(np.ptp(values)) or float(np.abs(values).max()))
+    seeds = [_rounded(seed, digits) for seed in values] if len(values) > 1 else []
+    return {"x": [curve.steps[0], curve.steps[-1]], "seeds": seeds} | _line(curve.value, digits)
+
+
+def _line(found: Estimate, digits: int) -> dict[str, tp.Any]:
+    return {name: _rounded(values, digits) for name, values in found._asdict().items()}
+
+
+def _rounded(values: np.ndarray, digits: int) -> list[float]:
+    """Rounded, whole numbers without a point; nan, as without an interval, stays."""
+    rounded = np.round(values, digits).tolist()
+    return [int(x) if math.isfinite(x) and x == int(x) else x for x in rounded]
+
+
+def _digits(span: float) -> int:
+    """Decimals that divide a span into a few thousand."""
+    return 3 - math.floor(math.log10(span)) if span > 0 else 3
+
+
+def _estimate(found: Estimate) -> list[float]:
+    return [float(f"{value:.6g}") for value in found]
+
+
+def _file_names(analysis: Analysis) -> dict[str, str]:
+    """A plain file name for every suite and task, no two alike on any file system."""
+    found: dict[str, str] = {}
+    for name in _all_names(analysis):
+        plain = base = re.sub(r"[^a-z0-9._+=-]", "-", name.lower()).lstrip(".-") or "unnamed"
+        number = 1
+        while plain in found.values():
+            number += 1
+            plain = f"{base}-{number}"
+        found[name] = plain
+    return found
+
+
+def _all_names(analysis: Analysis) -> Iterable[str]:
+    for suite in analysis.suites:
+        yield f"suite {suite.name}"
+        yield from (task.name for task in suite.tasks)

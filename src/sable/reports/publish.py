@@ -1,0 +1,153 @@
+"""From finished runs to published numbers: their data and policies kept, a row each in the ledger."""
+
+import gzip
+import itertools
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sable.config.schema import SYSTEM_CONFIGS
+from sable.errors import SableError
+from sable.files import write_atomically
+from sable.reports import ledger
+from sable.reports.ledger import Row
+from sable.runs import directory as runs
+from sable.runs import provenance, sums
+from sable.training.loggers.logger import METRICS, PACKED
+
+KEPT = ("started", "finished", "wall_seconds", "git", "source", "versions", "device")
+"""What is kept of meta.json: nothing about folders and machines."""
+
+
+def publish(
+    directories: Sequence[Path],
+    results: Path,
+    export: Callable[[Path], Path],
+    *,
+    name: str | None = None,
+    other_protocol: bool = False,
+    replace: bool = False,
+    reason: str = "",
+) -> list[Row]:
+    """The new rows of the ledger in `results`, with their data kept there; all of the runs are published or
+    none. `export` answers the folder with the best policy of every seed of a run. A row that gives way to
+    another stays, superseded for that reason."""
+    if name is not None and (runs.safe(name) != name or not name.strip(".")):
+        raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
+    rows, new = ledger.read(results), {}
+    for directory in map(runs.find, directories):
+        row = _row(directory, name, other_protocol)
+        if row["row"] in new:
+            raise SableError(f"{directory}: {row['row']} is given twice; publish one of them under a --name")
+        _refuse_again(directory, row, rows, replace)
+        new[row["row"]] = directory, row
+    # To write and to check the policies of a system takes its code, and publishing imports none but ours.
+    exported = [
+        export(directory) if row["settings"]["run"]["system"] in SYSTEM_CONFIGS else None
+        for directory, row in new.values()
+    ]
+    try:
+        for (directory, row), policies in zip(new.values(), exported, strict=True):
+            if line := sums.unchecked(directory):
+                print(f"sable: {line}", file=sys.stderr)
+            place = ledger.folder(results, row)
+            rows = _make_way(results, rows, row, reason)
+            _keep(directory, policies, place)
+            row["policies"] = ledger.policies(place)
+        if new:
+            ledger.write(results, rows)
+    except OSError as error:
+        raise SableError(f"cannot write to {results}: {error.strerror or error}") from None
+    return [row for _, row in new.values()]
+
+
+def _make_way(results: Path, rows: Sequence[Row], row: Row, reason: str) -> list[Row]:
+    """The rows with this one: where one of its name is, in its place, and that one behind it, superseded."""
+    before = ledger.find(rows, row["row"])
+    if before is None:
+        return [*rows, row]
+    number = next(k for k in itertools.count(1) if ledger.find(rows, f"{row['row']}.{k}") is None)
+    old = before | {
+        "row": f"{row['row']}.{number}",
+        "superseded": {"row": row["row"], "reason": reason or _difference(before, row)},
+    }
+    place = ledger.folder(results, old)
+    old["data"] = place.relative_to(results).as_posix()
+    if not place.exists():  # else it was moved by a call that was killed before it wrote the ledger
+        partial = place.with_name(f".{place.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(ledger.folder(results, before), partial)
+        partial.rename(place)
+    at = rows.index(before)
+    return [*rows[:at], row, old, *rows[at + 1 :]]
+
+
+def _difference(before: Row, row: Row) -> str:
+    """What a row has that the one before it had not, in a few words."""
+    pairs = [(row["settings"][part], before["settings"].get(part, {})) for part in ("run", "config")]
+    names = [name for now, then in pairs for name in now if now[name] != then.get(name)]
+    names = [name for name in names if name not in ledger.NEUTRAL]
+    return f"run again with another {', '.join(names)}" if names else "run again with other code"
+
+
+def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
+    """The run's row; refused where it has not finished or what it ran cannot be told."""
+    from sable.reports.read import variant
+
+    run, fields = runs.read_plain_config(directory)
+    runs.refuse_batch(directory)
+    runs.read_summary(directory)
+    if not (directory / METRICS).is_file():
+        raise SableError(f"{directory} has no {METRICS}: it is not as training left it")
+    label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, fields))).strip("-")
+    row = ledger.make(directory, ledger.name_of(run, name or label))
+    if (outside := ledger.outside_protocol(row)) and not other_protocol:
+        raise SableError(
+            f"{directory} is not by the paper's protocol: {', '.join(outside)}; with "
+            "--other-protocol its row says so"
+        )
+    commits = [provenance.commit_of(source) if source else None for source in row["sources"]]
+    if None in commits:
+        raise SableError(
+            f"{directory} ran code that no commit up to the current one has (source "
+            f"{row['sources'][commits.index(None)]}); commit first, then run"
+        )
+    *earlier, commit = commits
+    row |= {"commit": commit, "earlier_commits": earlier, "command": ledger.command(run, fields)}
+    return ledger.checked(ledger.line(row), f"{directory}: its row")
+
+
+def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool) -> None:
+    """Every run counts: a number is replaced by one of other settings or code, never by a luckier one."""
+    before = ledger.find(rows, row["row"])
+    if before is not None and not replace:
+        raise SableError(
+            f"{directory}: {row['row']} is published already, of {before.get('date')}; publish under another "
+            "--name, or --replace it"
+        )
+    if ledger.identity(row) in map(ledger.identity, rows):
+        raise SableError(
+            f"{directory}: {row['row']} is published already with the same settings and code; every run "
+            "counts, so that one stays"
+        )
+
+
+def _keep(directory: Path, policies: Path | None, place: Path) -> None:
+    """Put what a report needs of a run, and its policies, into the folder `place`."""
+    place.mkdir(parents=True, exist_ok=True)
+    sums.remove(place)
+    meta = runs.read_meta(directory)
+    resumed = [{key: one[key] for key in KEPT if key in one} for one in meta.get("resumed", [])]
+    kept = {key: meta[key] for key in KEPT if key in meta}
+    runs.write_json(place / "meta.json", kept | ({"resumed": resumed} if resumed else {}))
+    for file in ("config.json", "summary.json"):
+        write_atomically(place / file, (directory / file).read_bytes())
+    # Without the time, so that the same metrics are the same bytes.
+    packed = gzip.compress((directory / METRICS).read_bytes(), mtime=0)
+    write_atomically(place / (METRICS + PACKED), packed)
+    shutil.rmtree(place / ledger.POLICIES, ignore_errors=True)
+    if policies is not None:
+        shutil.copytree(policies, place / ledger.POLICIES)
+    sums.write(place)

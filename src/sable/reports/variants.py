@@ -1,0 +1,68 @@
+"""Systems with and without memory, or computed in another precision, are variants of one: each stands in a
+report, and the best of them."""
+
+import re
+import typing as tp
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from sable.reports import paper
+from sable.reports.stats import Scores
+
+ELSEWHERE = re.compile(r" \((mava|paper)\)$")
+"""How the name of a system ends whose numbers are not ours."""
+
+
+class System(tp.NamedTuple):
+    """A system as it stands in the report; `best` where it is the better of its family's variants."""
+
+    name: str
+    family: str
+    best: bool
+
+
+def named(names: Iterable[str]) -> list[System]:
+    """The systems, families in the paper's order and then by name, each followed by its best."""
+    families, taken = defaultdict(list), set(names)
+    for name in sorted(taken):
+        families[re.sub(r" (no )?memory\b| compute=\w+", "", name)].append(name)
+    order = list(dict.fromkeys(system for _, _, system in paper.figures()))
+
+    def place(family: str) -> tuple[int, str]:
+        base = ELSEWHERE.sub("", family)
+        return order.index(base) if base in order else len(order), family
+
+    found = []
+    for family in sorted(families, key=place):
+        found += [System(name, family, False) for name in families[family]]
+        if len(families[family]) > 1:
+            best = f"{family} (best)"
+            found.append(System(best if best not in taken else f"{best} here", family, True))
+    return found
+
+
+def with_best(scores: Mapping[str, Scores], systems: Sequence[System]) -> dict[str, Scores]:
+    """The scores, and those of each family's better variant task by task."""
+    found = {name: dict(tasks) for name, tasks in scores.items()}
+    for name, family, best in systems:
+        if best:
+            chosen = _better(scores, [s.name for s in systems if s.family == family and not s.best])
+            found[name] = {task: scores[member][task] for task, member in chosen.items()}
+    return {system.name: found[system.name] for system in systems}
+
+
+def _better(scores: Mapping[str, Scores], members: Sequence[str]) -> dict[str, str]:
+    """For each task the member with the highest mean score."""
+    tasks = dict.fromkeys(task for member in members for task in scores[member])
+    return {
+        task: max((m for m in members if task in scores[m]), key=lambda m: np.mean(scores[m][task]))
+        for task in tasks
+    }
+
+
+def contestants(systems: Sequence[System]) -> list[str]:
+    """The best of every family; the variants themselves where there is but one family."""
+    families = {system.family: system.name for system in systems}  # a best comes last in its family
+    return list(families.values()) if len(families) > 1 else [s.name for s in systems if not s.best]

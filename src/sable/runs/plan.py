@@ -1,0 +1,173 @@
+"""What a run will take, before it runs: memory from XLA's own count of programs that are compiled and not
+run, time from a few updates.
+
+Two or three compilations tell the largest run that fits (`sizes`).
+"""
+
+import dataclasses
+import datetime
+import typing as tp
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+
+from sable.config.schema import RunConfig, SystemConfig
+from sable.envs.base import Env
+from sable.runs import fit as sizes
+from sable.runs.dry_run import Rehearsal, Timing, timed
+from sable.training import device_memory as memory
+from sable.training import loop
+from sable.training.rollout import collect
+from sable.training.update import State
+from sable.types import PyTree
+
+PROBE_SECONDS = 6.0
+"""How long a probe may take; there are three: updates at a small size, at the run's own, and evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will take. Bytes are those of one device, all its seeds together."""
+
+    task: str
+    system: str
+    num_seeds: int
+    num_envs: int
+    parameters: int
+    """of one seed"""
+    updates: int
+    steps_per_update: int
+    """environment steps of one seed"""
+    device: str
+    memory: dict[str, int]
+    """bytes by part"""
+    needed_bytes: int
+    available_bytes: int
+    fits: bool
+    largest_num_envs: int | None
+    """with these seeds; None: memory does not grow with them"""
+    largest_num_seeds: int
+    """with these environments"""
+    compile_seconds: float | None = None
+    """this and what follows is None where not even a small part of the run fits"""
+    update_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    steps_per_second: float | None = None
+    """environment steps of all seeds, training alone"""
+    total_seconds: float | None = None
+    probed_num_envs: int | None = None
+    """environments of the updates that were timed: fewer where the run's own would take too long"""
+
+
+@memory.explained()
+def plan(env: Env, run: RunConfig, config: SystemConfig) -> Plan:
+    """What training `run` would take here, from shapes, compilations and a few updates."""
+    rehearsal, other = Rehearsal(env, run, config), Rehearsal(env, *sizes.another(run, config))
+    room = sizes.room()
+    steps_per_update = config.num_envs * config.rollout_length
+    boundaries = loop.schedule(run, steps_per_update)
+    return Plan(
+        task=run.task,
+        system=run.system,
+        num_seeds=len(run.seeds),
+        num_envs=config.num_envs,
+        parameters=memory.num_parameters(rehearsal.state),
+        updates=boundaries[-1],
+        steps_per_update=steps_per_update,
+        device=jax.devices()[0].device_kind,
+        memory=_parts(rehearsal),
+        needed_bytes=rehearsal.needed,
+        available_bytes=memory.capacity().available,
+        fits=rehearsal.needed <= room,
+        largest_num_envs=sizes.most_envs(rehearsal, other, room),
+        largest_num_seeds=sizes.most_seeds(rehearsal, room),
+        **_times(rehearsal, other, boundaries, room),
+    )
+
+
+def in_words(plan: Plan) -> str:
+    """The plan as a table."""
+    words = memory.in_words
+    seeds = f" x {plan.num_seeds} seeds" if plan.num_seeds > 1 else ""
+    rows = [
+        ("parameters", f"{plan.parameters:,}"),
+        ("updates", f"{plan.updates:,} of {plan.steps_per_update:,} steps{seeds}"),
+        ("memory", f"{words(plan.needed_bytes)} of {words(plan.available_bytes)} on {plan.device}"),
+        *((f"  {part}", words(num_bytes)) for part, num_bytes in plan.memory.items() if num_bytes),
+        ("fits", "yes" if plan.fits else "no"),
+        ("largest num_envs", "any" if plan.largest_num_envs is None else f"{plan.largest_num_envs:,}"),
+        ("largest num_seeds", f"{plan.largest_num_seeds:,}"),
+    ]
+    if plan.total_seconds is not None:
+        few = f", from {plan.probed_num_envs} environments" * (plan.probed_num_envs != plan.num_envs)
+        rows += [
+            ("compiling", f"{plan.compile_seconds:.0f} s"),
+            ("an update", f"{plan.update_seconds:.3g} s{few}"),
+            ("an evaluation", f"{plan.evaluation_seconds:.3g} s"),
+            ("steps/s", f"{plan.steps_per_second:,.0f}"),
+            ("the whole run", str(datetime.timedelta(seconds=round(plan.total_seconds)))),
+        ]
+    return "\n".join(f"{name:<22}{text}" for name, text in rows)
+
+
+def _parts(rehearsal: Rehearsal) -> dict[str, int]:
+    """The bytes of each part of the run on one device; they add up to what it needs."""
+    state, config = rehearsal.state, rehearsal.config
+    learner, situation = state.run.learner, state.run.situation
+    gather = partial(collect, rehearsal.env, rehearsal.system, length=config.rollout_length, pool_size=1)
+    _, rollout, _ = jax.eval_shape(jax.vmap(gather), *map(_bare, (learner, situation, state.run.key)))
+    temporaries = rehearsal.unit.memory_analysis().temp_size_in_bytes
+    parts = {
+        "parameters": memory.size((learner.params, state.best)),
+        "optimiser": memory.size(dataclasses.replace(learner, params=(), replay=())),
+        "environments": memory.size((situation.env_state, situation.timestep)),
+        "memories": memory.size(situation.memory),
+        "replay": memory.size(learner.replay),
+        "rollout": min(memory.size(rollout) // (rehearsal.run.devices or jax.device_count()), temporaries),
+    }
+    return parts | {"other temporaries": rehearsal.needed - sum(parts.values())}
+
+
+def _times(rehearsal: Rehearsal, other: Rehearsal, boundaries: list[int], room: int) -> dict[str, tp.Any]:
+    """The fields of a Plan that take running to know: the small program first, then the run's own if that
+    will not take long."""
+    run, num_envs = rehearsal.run, rehearsal.config.num_envs
+    small = min(rehearsal, other, key=lambda each: each.config.num_envs)
+    if small.needed > room:
+        return {}
+    update, state = _timed_updates(small, small.start())
+    assess = small.assess  # compiled before the clock starts
+    evaluation, _ = timed(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
+    del state
+    probed, seconds = small, update.seconds * num_envs / small.config.num_envs
+    # Accelerators take hardly longer for many environments than for few: there this is far too much.
+    likely = seconds if jax.default_backend() == "cpu" else seconds / 10
+    if small is not rehearsal and rehearsal.needed <= room and likely <= PROBE_SECONDS:
+        update, _ = _timed_updates(rehearsal, rehearsal.start())
+        probed, seconds = rehearsal, update.seconds
+    compiling = rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"]
+    # Evaluation is compiled twice, for its own episodes and for those of the absolute metric.
+    compiling += small.compile_seconds["start"] + 2 * small.compile_seconds["assess"]
+    evaluations = len(boundaries) + run.absolute_episodes / run.evaluation_episodes
+    return {
+        "probed_num_envs": probed.config.num_envs,
+        "compile_seconds": compiling,
+        "update_seconds": seconds,
+        "evaluation_seconds": evaluation.seconds,
+        "steps_per_second": len(run.seeds) * num_envs * rehearsal.config.rollout_length / seconds,
+        "total_seconds": compiling + boundaries[-1] * seconds + evaluations * evaluation.seconds,
+    }
+
+
+def _timed_updates(rehearsal: Rehearsal, state: State) -> tuple[Timing, State]:
+    def update(state: State) -> State:
+        return dataclasses.replace(state, run=rehearsal.unit(state.run, np.int32(1)))
+
+    return timed(update, state, repeats=5, patience=PROBE_SECONDS)
+
+
+def _bare(tree: PyTree) -> PyTree:
+    """The shapes alone, wherever they are."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type), tree)

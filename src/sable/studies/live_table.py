@@ -1,0 +1,101 @@
+"""The live table of a grid: tasks down, systems across; in a pipe, a line whenever a cell begins or ends."""
+
+import math
+import time
+import typing as tp
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from sable.studies.live import Live
+
+State = tp.Literal["waiting", "running", "stopped", "finished", "failed"]
+STYLES: dict[State, str] = {
+    "waiting": "dim",
+    "running": "cyan",
+    "stopped": "yellow",
+    "finished": "green",
+    "failed": "bold red",
+}
+
+
+class Status(tp.NamedTuple):
+    """How far a cell has come. Its mean return over seeds is the absolute one when it has finished, else that
+    of the newest evaluation."""
+
+    state: State
+    fraction: float = 0.0
+    mean: float = math.nan
+    std: float = 0.0
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        value = f"{self.mean:.4g}" if math.isfinite(self.mean) else ""
+        if self.state in ("running", "stopped"):
+            return f"{self.fraction:.0%} {value}".strip() + (" stopped" if self.state == "stopped" else "")
+        return {"waiting": "·", "finished": value or "finished", "failed": "failed"}[self.state]
+
+
+class Board(Live):
+    """What is known of every cell, shown as it becomes known."""
+
+    def __init__(self, cells: Sequence[tuple[Hashable, str, str]], quiet: bool = False):
+        """`cells` are (cell, task, system)."""
+        self._names = {cell: (task, system) for cell, task, system in cells}
+        self._tasks = list(dict.fromkeys(task for _, task, _ in cells))
+        self._systems = list(dict.fromkeys(system for _, _, system in cells))
+        self._status: dict[Hashable, Status] = {cell: Status("waiting") for cell, _, _ in cells}
+        super().__init__(quiet)
+        self._started = time.monotonic()
+
+    def show(self, cell: Hashable, status: Status) -> None:
+        """Take in how far a cell has come."""
+        before, self._status[cell] = self._status[cell], status
+        if before.state != status.state:
+            self.say(self._line(cell, status))
+
+    def _line(self, cell: Hashable, status: Status) -> str:
+        task, system = self._names[cell]
+        what = status.state
+        if status.state == "finished":
+            what = f"finished: {status.mean:.4g} ± {status.std:.2g}"
+        elif status.state == "failed":
+            what = f"failed: {status.note}"
+        elif status.fraction:
+            what += f" at {status.fraction:.0%}"
+        count = Counter(s.state for s in self._status.values())["finished"]
+        return f"[{count}/{len(self._status)}] {task} · {system}: {what}"
+
+    def table(self) -> tp.Any:
+        """Tasks down, systems across."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        states = Counter(status.state for status in self._status.values())
+        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
+        head = Text(f"{states['finished']} of {len(self._status)} cells finished", style="bold")
+        head.append(
+            "".join(f"   {states[s]} {s}" for s in ("running", "stopped", "failed") if states[s])
+            + f"   {minutes // 60}:{minutes % 60:02}:{seconds:02} gone",
+            style="not bold",
+        )
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("")
+        for system in self._systems:
+            table.add_column(system, justify="right")
+        cells = {names: self._status[cell] for cell, names in self._names.items()}
+        for task in (shown := self._shown()):
+            statuses = [cells.get((task, system)) for system in self._systems]
+            table.add_row(task, *(Text(s.text, style=STYLES[s.state]) if s else "" for s in statuses))
+        more = len(self._tasks) - len(shown)
+        return Group(head, table, Text(f"and {more} more tasks", style="dim") if more else Text())
+
+    def _shown(self) -> list[str]:
+        """The tasks that fit the terminal: all, or those at work first."""
+        from rich import get_console
+
+        room = max(get_console().height - 6, 3)
+        busy = {self._names[c][0] for c, s in self._status.items() if s.state in ("running", "failed")}
+        chosen = sorted(self._tasks, key=lambda task: task not in busy)[:room]
+        return [task for task in self._tasks if task in chosen]

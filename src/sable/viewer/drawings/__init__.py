@@ -1,0 +1,1 @@
+"""Drawings of the suites. `choose` picks one; each makes the shapes of `viewer.scene`."""

@@ -1,0 +1,82 @@
+"""Where a run differs from the paper: every setting is compared."""
+
+import dataclasses
+
+import pytest
+
+from sable.config import protocol
+from sable.config import resolve as settings
+from sable.config.schema import (
+    SYSTEM_CONFIGS,
+    ActorCriticConfig,
+    QMIXConfig,
+    RunConfig,
+    SableConfig,
+    field_names,
+)
+
+
+@pytest.mark.parametrize("system", SYSTEM_CONFIGS)
+def test_every_setting_is_fixed_searched_part_of_the_protocol_or_free(system):
+    tables, family = protocol._tables(), settings.family(system)
+    run_names = [*tables["run"]["code"], *protocol.PROTOCOL, *tables["free"]["run"]]
+    assert sorted(run_names) == sorted(field_names(RunConfig))
+    fixed = [name for name in tables[family] if name != "code"]
+    names = [*fixed, *tables[family].get("code", {}), *settings.search_space(system)]
+    assert len(set(names)) == len(names)
+    known = {*names, *tables["free"]["system"]}
+    assert set(field_names(SYSTEM_CONFIGS[system])) - known == set()
+    assert set(names) <= set(field_names(SYSTEM_CONFIGS[system]))
+
+
+def test_the_default_run_is_by_the_protocol_but_for_its_single_seed():
+    assert protocol.of_protocol(RunConfig(seeds=tuple(range(10)))) == []
+    assert protocol.of_protocol(RunConfig()) == ["seeds 0"]
+    other = RunConfig(total_steps=1000, options=("reward=mean",), seeds=(3, 4))
+    assert protocol.of_protocol(other) == ["total_steps 1000", "options reward=mean", "seeds 3 4"]
+    assert protocol.of_settings(other, {}) == protocol.of_settings(RunConfig(), {}) == []
+
+
+def paper_sable(**fields) -> SableConfig:
+    return SableConfig(**{"num_epochs": 5, "agent_order": "per_epoch", "advantage_floor": 0.0} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, []),
+        ({"memory": False, "chunk_size": 4, "decoding": "scan"}, []),
+        ({"num_heads": 4, "decay_scaling": 1.0, "entropy_weight": 1.0}, []),
+        ({"num_epochs": 4}, ["num_epochs 4 (paper: 2, 5, 10 or 15)"]),
+        ({"entropy_weight": 0.003}, ["entropy_weight 0.003 (paper: 0.1, 0.01, 0.001 or 1)"]),
+        ({"discount": 0.95}, ["discount 0.95 (paper: 0.99)"]),
+        ({"learning_rate_horizon": 20_000_000}, ["learning_rate_horizon 20000000 (the public code: 0)"]),
+        ({"compute": "bfloat16"}, ["compute bfloat16 (the public code: float32)"]),
+        ({"clip_value": False}, ["clip_value off (the public code: on)"]),
+        ({"agent_order": "per_rollout"}, ["agent_order per_rollout (paper: per_epoch)"]),
+        ({"agent_order": "natural"}, ["agent_order natural (paper: per_epoch)"]),
+        ({"advantage_floor": 0.01}, ["advantage_floor 0.01 (the public code: 0)"]),
+        ({"num_envs": 64}, ["num_envs 64 (paper: 128)"]),
+    ],
+)
+def test_settings_that_the_paper_did_not_use_are_named(fields, said):
+    config = paper_sable(**fields)
+    assert protocol.of_settings(RunConfig(), vars(config)) == said
+
+
+def test_other_systems_are_held_to_their_own_tables():
+    ippo = vars(ActorCriticConfig(policy_layers=(64, 64), num_epochs=5, advantage_floor=0.0))
+    assert set(protocol.of_settings(RunConfig(system="ippo"), ippo)) == {
+        "num_epochs 5 (paper: 2, 4 or 8)",
+        "policy_layers 64 64 (paper: 128 128)",
+    }
+    assert protocol.of_settings(RunConfig(system="qmix"), vars(QMIXConfig())) == []
+    qmix = dataclasses.replace(QMIXConfig(), discount=0.9)
+    assert protocol.of_settings(RunConfig(system="qmix"), vars(qmix)) == [
+        "discount 0.9 (the public code: 0.99)"
+    ]
+
+
+def test_a_system_of_ones_own_is_in_no_paper_but_its_run_is_compared():
+    run = RunConfig(system="my.module", pool_size=64)
+    assert protocol.of_settings(run, {"discount": 0.5}) == ["pool_size 64 (the public code: 0)"]

@@ -1,0 +1,45 @@
+"""Runs as training leaves them, without training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sable.config.schema import ActorCriticConfig, RunConfig, SableConfig
+from sable.runs import directory as runs
+
+CONFIGS = {"sable": SableConfig, "ippo": ActorCriticConfig, "mappo": ActorCriticConfig}
+
+
+@pytest.fixture(scope="session")
+def make_runs():
+    """A function that writes one finished run of a system with several seeds, every return 10 k + seed / 10 +
+    `better` at its k-th evaluation of 1000 steps."""
+
+    def make(
+        out: Path,
+        task: str,
+        system: str,
+        *,
+        seeds: int = 4,
+        better: float = 0.0,
+        evaluations: int = 5,
+        memory: bool | None = None,
+    ) -> Path:
+        config = CONFIGS[system]() if memory is None else CONFIGS[system](memory=memory)
+        run = RunConfig(task=task, system=system, seeds=tuple(range(seeds)), total_steps=1000 * evaluations)
+        name = f"{'default' if memory is None else memory}-{seeds}-{evaluations}"
+        directory = runs.create(out, run, config, name)
+        rows = [
+            {"seed": seed, "env_steps": 1000 * (k + 1), "wall_seconds": k + 0.5}
+            | {"evaluation/return": 10 * k + seed / 10 + better}
+            for seed in range(seeds)
+            for k in range(evaluations)
+        ]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        last = [10 * (evaluations - 1) + seed / 10 + better for seed in range(seeds)]
+        took = {"steps_per_second": 1_234_567.0, "peak_memory_bytes": 2_500_000_000}
+        runs.finish(directory, {"absolute_return": last, "halted_seeds": [], **took})
+        return directory
+
+    return make
