@@ -41,6 +41,9 @@ import pytest  # noqa: E402
 from sable.runs import open_run as running  # noqa: E402
 from sable.training import interruption  # noqa: E402
 
+# Under nohup a hang-up is ignored, here and in every process that a test starts and sends one to.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 pytest_plugins = ["tests.finished_runs"]
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -90,12 +90,12 @@ def test_names_are_text_and_never_markup(page):
 
 def test_the_legend_hides_and_shows_a_system_everywhere(page):
     table = page.get_by_role("table", name="lbf scores")
-    chip = page.locator("#legend").get_by_role("button", name="mappo")
+    chip = page.locator("#legend").get_by_role("button", name="mappo", exact=True)
 
     def found(times: int) -> None:
         for title in ("8x8-2p-2f-coop", "Normalised score", "Performance profile"):
             expect(chart(page, title).locator("g[data-system=mappo]")).to_have_count(times)
-        expect(table.get_by_role("columnheader", name="mappo")).to_have_count(times)
+        expect(table.get_by_role("columnheader", name="mappo", exact=True)).to_have_count(times)
 
     found(1)
     chip.click()
