@@ -149,22 +149,23 @@ def play_blindly(
     env: Env, situation: Situation, key: jax.Array, length: int, pool_size: int
 ) -> tuple[tp.Any, jax.Array]:
     """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
-    pool, rounds = pool_of_starts(env, key, situation.timestep.first.shape[0], length, pool_size)
+    pool = pool_of_starts(env, key, situation.timestep.first.shape[0], length, pool_size)
     spec = env.spec
 
-    def step(carry: tuple, given: tuple) -> tuple[tuple, jax.Array]:
-        (state, timestep), (key, current) = carry, given
-        waiting = jax.tree.map(lambda leaf: leaf[current], pool)
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+        state, timestep, taken = carry
+        waiting = wrappers.next_starts(pool, taken)
         if spec.discrete:
             action = jax.random.categorical(key, jnp.where(timestep.observation.legal, 0.0, -1e9))
         else:
             shape = (*timestep.first.shape, spec.num_agents, spec.action_size)
             action = jax.random.uniform(key, shape, minval=-1.0)
         state, timestep = wrappers.step(env, waiting, state, action, key)
-        return (state, timestep), timestep.reward.sum()
+        return (state, timestep, taken + timestep.first), timestep.reward.sum()
 
-    given = jax.random.split(key, length), rounds
-    return jax.lax.scan(step, (situation.env_state, situation.timestep), given)
+    taken = jnp.zeros_like(situation.timestep.first, jnp.int32)
+    start = (situation.env_state, situation.timestep, taken)
+    return jax.lax.scan(step, start, jax.random.split(key, length))
 
 
 class InTurn(tp.NamedTuple):

@@ -16,7 +16,8 @@ from sable.runs import directory as runs
 from sable.studies import benchmark, reproduce, trials
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-POOL = meaning.CHANGES[0]
+POOL, POLICY_DELAY, MAT_NORM, STARTS = meaning.CHANGES
+LONG = {"task": "mpe/simple_spread_3ag"}
 
 
 def test_changes_are_in_order_and_name_whole_commits():
@@ -46,7 +47,7 @@ def test_a_meaning_that_is_not_known_is_refused(number):
 
 
 def test_without_a_number_it_is_1_and_of_the_oldest_published_code_0():
-    data = settings.to_dict(RunConfig(), SableConfig())
+    data = settings.to_dict(RunConfig(**LONG), SableConfig())
     del data["meaning"]
     assert meaning.number_of(data) == meaning.number_of(data, ["new"]) == 1
     assert meaning.number_of(data, ["new", *meaning.OLDER_SOURCES]) == 0
@@ -55,9 +56,17 @@ def test_without_a_number_it_is_1_and_of_the_oldest_published_code_0():
 
 
 def test_only_what_a_change_concerns_is_of_an_older_meaning():
-    assert meaning.since(0, RunConfig(), {}) == [POOL]
-    assert meaning.since(0, RunConfig(pool_size=128), {}) == []
-    assert meaning.since(1, RunConfig(), {}) == []
+    long = RunConfig(**LONG)
+    assert meaning.since(0, long, {}) == [POOL]
+    assert meaning.since(0, dataclasses.replace(long, pool_size=128), {}) == []
+    assert meaning.since(1, long, {}) == []
+
+
+@pytest.mark.parametrize("task", ["connector/con-5x5x3a", "lbf/8x8-2p-2f-coop", "probe/recall", "mine:Env"])
+def test_where_episodes_are_short_a_pool_of_other_starts_is_another_meaning(task):
+    assert meaning.since(3, RunConfig(task=task), {}) == [STARTS]
+    assert meaning.since(3, RunConfig(task=task, pool_size=128), {}) == [STARTS]
+    assert meaning.since(4, RunConfig(task=task), {}) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,7 @@ def test_only_what_a_change_concerns_is_of_an_older_meaning():
     ],
 )
 def test_what_has_no_number_is_older_only_where_something_changed_since(system, fields, numbers):
-    run, config = settings.resolve({"system": system}, fields)
+    run, config = settings.resolve({"system": system, **LONG}, fields)
     data = settings.to_dict(run, config)
     del data["meaning"]
     found = settings.from_dict(data)[1]
@@ -83,8 +92,8 @@ def test_what_has_no_number_is_older_only_where_something_changed_since(system, 
 
 
 def test_the_five_rows_of_the_small_pool_are_marked_and_their_commit_is_named():
-    rows = [row for row in ledger.read(RESULTS) if ledger.older_meaning(row)]
-    assert all(ledger.older_meaning(row) == [POOL] for row in rows)
+    rows = [row for row in ledger.read(RESULTS) if POOL in ledger.older_meaning(row)]
+    assert all(ledger.older_meaning(row) == [POOL, STARTS] for row in rows)
     assert [row["row"] for row in rows if not row.get("superseded")] == [
         "lbf/10x10-3p-3f:sable",
         "lbf/15x15-3p-5f:sable",
@@ -93,10 +102,16 @@ def test_the_five_rows_of_the_small_pool_are_marked_and_their_commit_is_named():
         "lbf/8x8-2p-2f-coop:sable",
     ]
     page = results_page.section(ledger.read(RESULTS))
-    (line,) = (line for line in page.split("\n") if line.startswith("Of an older meaning"))
+    (line,) = (line for line in page.split("\n") if f"when {POOL.before}" in line)
     for row in rows:
         assert f"`{row['row']}`†" in line and page.count(f"| `{row['row']}`† |") >= 1
     assert f"commit {POOL.commit[:10]} still means that" in line
+
+
+def test_rows_of_before_each_episode_had_a_start_are_marked_where_that_mattered():
+    for row in ledger.read(RESULTS):
+        if row["settings"].get("meaning", 0) < STARTS.number:
+            assert (STARTS in ledger.older_meaning(row)) == (row["task"].split("/")[0] != "mpe"), row["row"]
 
 
 def test_reproducing_a_row_of_an_older_meaning_says_so_and_means_it_as_now(tmp_path):
@@ -104,7 +119,7 @@ def test_reproducing_a_row_of_an_older_meaning_says_so_and_means_it_as_now(tmp_p
     assert reproduce.cell(row, tmp_path, None).config.meaning == meaning.MEANING
     said = reproduce.older_in_words(row)
     assert POOL.commit[:10] in said and POOL.before in said and "\n" not in said
-    newer = row | {"settings": row["settings"] | {"meaning": 1}}
+    newer = row | {"settings": row["settings"] | {"meaning": meaning.MEANING}}
     assert reproduce.older_in_words(newer) == ""
 
 
@@ -134,7 +149,7 @@ def test_a_grid_does_not_go_on_across_meanings(tmp_path):
 
 
 def test_a_study_does_not_go_on_across_meanings(tmp_path):
-    about = settings.to_dict(RunConfig(), SableConfig()) | {"space": {}}
+    about = settings.to_dict(RunConfig(**LONG), SableConfig()) | {"space": {}}
     del about["format"]
     name = trials._identify(tmp_path, about)
     assert trials._identify(tmp_path, about) == name

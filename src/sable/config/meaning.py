@@ -18,6 +18,11 @@ Fields = Mapping[str, tp.Any]
 """A system's, as plain data."""
 
 
+LONG_EPISODES = ("mpe", "neom", "null", "smax")
+"""The suites on which less than one episode in twenty began at a start that an earlier one of its rollout had
+used, when an environment had one for 16 steps."""
+
+
 class Change(tp.NamedTuple):
     """A change of what training means."""
 
@@ -49,6 +54,12 @@ CHANGES = (
         "89d45048223db7b505f0b1a8d3b60160db9a16d4",
         "MAT without rms_norm still had RMSNorm in its action embedding and its heads",
         lambda run, fields: run.system == "mat" and not fields["rms_norm"],
+    ),
+    Change(
+        4,
+        "b1d880371922825398224cb66e999877489ac6fb",
+        "short episodes repeated the starts of their rollout",
+        lambda run, fields: run.task.partition("/")[0] not in LONG_EPISODES,
     ),
 )
 MEANING = CHANGES[-1].number

@@ -37,7 +37,7 @@ class RunConfig:
     """Episodes on which the best parameters are measured at the end (the absolute metric)."""
     pool_size: int = 0
     """Start states generated per rollout for episodes that begin inside it, in whole rounds of one for each
-    environment (at least one round); 0: a round for 16 steps."""
+    environment (at least one round); 0: as many as short episodes of the task take."""
     options: tuple[str, ...] = ()
     """Options of the task as name=value, such as reward=mean."""
     precision: tp.Literal["default", "high", "highest"] = "default"

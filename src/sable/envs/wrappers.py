@@ -30,6 +30,12 @@ def starts(env: Env, key: Array, num: int) -> tuple[PyTree, TimeStep]:
     return _settled(jax.vmap(env.reset)(jax.random.split(key, num)))
 
 
+def next_starts(pool: tuple[PyTree, TimeStep], taken: Array) -> tuple[PyTree, TimeStep]:
+    """Return the start that waits for each environment [B], of `pool` [B, rounds], when it has `taken` so
+    many; after its last comes its first again."""
+    return jax.vmap(lambda own, num: jax.tree.map(lambda leaf: leaf[num % leaf.shape[0]], own))(pool, taken)
+
+
 def reset(env: Env, key: Array, num_envs: int) -> tuple[BatchState, TimeStep]:
     """A batch of fresh episodes; its time step's stats have `return` and `length` too, at zero."""
     env_state, timestep = starts(env, key, num_envs)
