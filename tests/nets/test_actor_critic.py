@@ -11,7 +11,7 @@ import pytest
 from sable.config.schema import ActorCriticConfig
 from sable.nets.actor_critic import global_state
 from sable.ops import trees as tree
-from sable.systems import ippo, mappo, ppo
+from sable.systems import ippo, mappo, minibatches
 from sable.types import EnvSpec, Observation, Transition
 
 T, B, N, F, A = 6, 2, 3, 4, 5
@@ -183,7 +183,7 @@ def test_time_is_cut_into_contiguous_windows_that_begin_with_what_was_remembered
     clock = jnp.broadcast_to(jnp.arange(T)[:, None] * 10 + jnp.arange(B)[None], (T, B))
     team = jnp.broadcast_to(clock[..., None], (T, B, N))
     steps = replace(steps, observation=replace(steps.observation, time=clock))
-    batch = ppo.cut(ppo.Batch(steps=steps, advantage=team, target=team, memory=()), 3)
+    batch = minibatches.split_time(minibatches.Batch(steps=steps, advantage=team, target=team, memory=()), 3)
     windows = [[0, 1, 30, 31], [10, 11, 40, 41], [20, 21, 50, 51]]
     np.testing.assert_array_equal(batch.steps.observation.time, windows)
     np.testing.assert_array_equal(batch.advantage[..., -1], windows)
@@ -203,10 +203,11 @@ def test_chunk_by_chunk_is_the_same_as_the_whole_rollout(name):
     whole = evaluate(name, steps, config=MEMORY)
     np.testing.assert_allclose(whole.log_prob, steps.extras.log_prob, atol=1e-6)
     np.testing.assert_allclose(whole.value, steps.extras.value, atol=1e-6)
-    cut = ppo.cut(ppo.Batch(steps=steps, advantage=whole.value, target=whole.log_prob, memory=()), 3)
-    chunks = evaluate(name, cut.steps, cut.memory, config=MEMORY)
-    np.testing.assert_allclose(chunks.value, cut.advantage, atol=1e-6)
-    np.testing.assert_allclose(chunks.log_prob, cut.target, atol=1e-6)
+    batch = minibatches.Batch(steps=steps, advantage=whole.value, target=whole.log_prob, memory=())
+    batch = minibatches.split_time(batch, 3)
+    chunks = evaluate(name, batch.steps, batch.memory, config=MEMORY)
+    np.testing.assert_allclose(chunks.value, batch.advantage, atol=1e-6)
+    np.testing.assert_allclose(chunks.log_prob, batch.target, atol=1e-6)
 
 
 @pytest.mark.parametrize(("chunk", "kept"), [(3, True), (6, False), (128, False)])

@@ -1,4 +1,4 @@
-"""Learning in slices, and in bfloat16, learns what learning at once in float32 does."""
+"""Accumulated gradients, and bfloat16, learn what a whole batch in float32 does."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 
 from sable.kernels import block, retention
 from sable.ops import trees as tree
-from sable.systems import ppo
+from sable.systems import minibatches, ppo
 from sable.systems import sable as sable_system
 from tests.systems.conftest import marks, play
 
@@ -17,10 +17,10 @@ KEY = jax.random.key(0)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=marks(mode)) for mode in ("sable", "ippo")])
-def test_a_batch_learnt_slice_by_slice_is_learnt_as_a_whole(monkeypatch, mode):
+def test_accumulated_gradients_learn_as_the_whole_batch_does(monkeypatch, mode):
     played = play(mode)
     whole, metrics = played.learn(played.learner, played.rollout, jax.random.key(1))
-    monkeypatch.setattr(ppo, "SLICE", 1)
+    monkeypatch.setattr(minibatches, "MICROBATCH", 1)
     learn = jax.jit(ppo.make(played.policy, played.config, played.spec).learn)
     sliced, other = learn(played.learner, played.rollout, jax.random.key(1))
     for a, b in zip(jax.tree.leaves(sliced.params), jax.tree.leaves(whole.params), strict=True):
@@ -29,12 +29,12 @@ def test_a_batch_learnt_slice_by_slice_is_learnt_as_a_whole(monkeypatch, mode):
         np.testing.assert_allclose(other[name], metrics[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_slices_are_equal_and_as_few_as_may_be():
-    assert ppo.num_slices(64, ppo.SLICE // 64) == 1
-    assert ppo.num_slices(64, ppo.SLICE // 63) == 2
-    assert ppo.num_slices(6, ppo.SLICE // 2) == 3
-    assert ppo.num_slices(7, ppo.SLICE // 2) == 7  # a prime number of columns
-    assert ppo.num_slices(4, 10 * ppo.SLICE) == 4  # a column is never cut
+def test_microbatches_are_equal_and_as_few_as_may_be():
+    assert minibatches.num_microbatches(64, minibatches.MICROBATCH // 64) == 1
+    assert minibatches.num_microbatches(64, minibatches.MICROBATCH // 63) == 2
+    assert minibatches.num_microbatches(6, minibatches.MICROBATCH // 2) == 3
+    assert minibatches.num_microbatches(7, minibatches.MICROBATCH // 2) == 7  # a prime number of columns
+    assert minibatches.num_microbatches(4, 10 * minibatches.MICROBATCH) == 4  # a column is never cut
 
 
 @pytest.mark.xdist_group("ippo")

@@ -14,6 +14,7 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from sable.config.schema import SystemConfig
@@ -61,3 +62,11 @@ def configured(hyper: type[_Hyper], config: SystemConfig, **given: PyTree) -> _H
     names = [field.name for field in dataclasses.fields(hyper)]  # pyright: ignore[reportArgumentType]
     values = {name: getattr(config, name) for name in names if name not in given}
     return hyper(**jax.tree.map(jnp.float32, values | given))
+
+
+def gradient_step(
+    optimiser: optax.GradientTransformation, gradient: PyTree, opt_state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Return (params, opt_state) after one step of the optimiser."""
+    updates, opt_state = optimiser.update(gradient, opt_state)
+    return optax.apply_updates(params, updates), opt_state

@@ -2,6 +2,7 @@
 
 import typing as tp
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,12 @@ import optax
 from jax import Array
 
 from sable.config.schema import QMIXConfig
-from sable.nets.actor_critic import global_state
+from sable.nets.actor_critic import Network, global_state
 from sable.nets.qmix import Mixer, agent_q
 from sable.ops.distributions import masked_categorical
 from sable.ops.losses import td_target
 from sable.systems import replay as replays
-from sable.systems.base import System, configured
+from sable.systems.base import System, configured, gradient_step
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 Networks = dict[str, PyTree]
@@ -45,87 +46,19 @@ class QMIXLearner:
     replay: PyTree
 
 
+class Nets(tp.NamedTuple):
+    """What does not change while a team learns."""
+
+    spec: EnvSpec
+    config: QMIXConfig
+    agent: Network
+    mixer: Mixer
+
+
 def make(spec: EnvSpec, config: QMIXConfig) -> System:
-    """QMIX for this kind of environment."""
-    agent, mixer = agent_q(config, spec), Mixer(spec.num_agents, config.mixer_size)
+    """Return QMIX for this kind of environment."""
+    nets = Nets(spec, config, agent_q(config, spec), Mixer(spec.num_agents, config.mixer_size))
     replay = replays.make(config.num_envs, config.replay_size, config.sequence_length, config.batch_size)
-
-    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
-        clip = optax.clip_by_global_norm(hyper.max_grad_norm)
-        return optax.chain(clip, optax.adam(hyper.q_learning_rate))
-
-    def init(key: Array, hyper: Hyper) -> QMIXLearner:
-        agent_key, mixer_key = jax.random.split(key)
-        step = _blank(spec)
-        alone = jax.tree.map(lambda x: x[None, None], step)
-        view, state = alone.observation.view, global_state(alone.observation)
-        networks: PyTree = {
-            "agent": agent.init(agent_key, view, initial_memory(1), alone.first),
-            "mixer": mixer.init(mixer_key, alone.action.astype(view.dtype), state),
-        }
-        return QMIXLearner(
-            params=networks["agent"],
-            mixer=networks["mixer"],
-            target=jax.tree.map(jnp.copy, networks),  # a buffer cannot be donated twice
-            hyper=hyper,
-            opt_state=optimiser(hyper).init(networks),
-            num_updates=jnp.zeros((), jnp.int32),
-            env_steps=jnp.zeros((), jnp.int32),
-            replay=replay.init(step),
-        )
-
-    def initial_memory(num_envs: int) -> Array:
-        return jnp.zeros((num_envs, spec.num_agents, config.recurrent_size))
-
-    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
-        first = jnp.zeros((1, memory.shape[0]), bool)  # whoever calls has emptied the memory where it is
-        q, memory = agent.apply(params, observation.view[None], memory, first)
-        return Decision(action=masked_categorical(q[0], observation.legal).mode(), memory=memory, extras=())
-
-    def explore(learner: QMIXLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
-        chance_key, action_key = jax.random.split(key)
-        greedy, legal = exploit(learner.params, observation, memory, key), observation.legal
-        anything = masked_categorical(jnp.zeros(legal.shape), legal).sample(action_key)
-        adventurous = jax.random.bernoulli(chance_key, epsilon(learner), anything.shape)
-        return replace(greedy, action=jnp.where(adventurous, anything, greedy.action))
-
-    def judge(params: PyTree, batch: Transition) -> tp.Any:
-        return agent.apply(params, batch.observation.view, initial_memory(config.batch_size), batch.first)[0]
-
-    def mix(params: PyTree, q: Array, state: Array) -> tp.Any:
-        return mixer.apply(params, q, state)
-
-    def loss(networks: Networks, learner: QMIXLearner, batch: Transition) -> tuple[Array, Metrics]:
-        state = global_state(batch.observation)
-        q, target_q = judge(networks["agent"], batch), judge(learner.target["agent"], batch)
-        best = masked_categorical(q, batch.observation.legal).mode()
-        value = mix(networks["mixer"], _entry(q, batch.action)[:-1], state[:-1])
-        next_value = mix(learner.target["mixer"], _entry(target_q, best)[1:], state[1:])
-        # A time step that opens an episode says nothing of the one before.
-        goes_on = 1.0 - batch.first[1:]
-        target = td_target(batch.reward[:-1], learner.hyper.discount * goes_on, next_value)
-        error = jnp.square(value - target).mean()
-        return error, {"loss/q": error, "value/mean": value.mean(), "value/target": target.mean()}
-
-    def update(learner: QMIXLearner, batch: Transition, key: Array) -> tuple[QMIXLearner, Metrics]:
-        networks: PyTree = {"agent": learner.params, "mixer": learner.mixer}
-        gradient, metrics = jax.grad(loss, has_aux=True)(networks, learner, batch)
-        updates, opt_state = optimiser(learner.hyper).update(gradient, learner.opt_state)
-        networks = optax.apply_updates(networks, updates)
-        num_updates = learner.num_updates + 1
-        if config.hard_target_update:
-            period = config.target_update_period
-            target = optax.periodic_update(networks, learner.target, num_updates, period)
-        else:
-            target = optax.incremental_update(networks, learner.target, learner.hyper.polyak)
-        return replace(
-            learner,
-            params=networks["agent"],
-            mixer=networks["mixer"],
-            target=target,
-            opt_state=opt_state,
-            num_updates=num_updates,
-        ), metrics | {"gradient/norm": optax.tree.norm(gradient)}
 
     def ready(learner: QMIXLearner) -> Array:
         size = replay.size(learner.replay)
@@ -133,24 +66,126 @@ def make(spec: EnvSpec, config: QMIXConfig) -> System:
         return enough & (size >= config.sequence_length)
 
     learn_from_replay = replays.make_learn(
-        replay, config, lambda rollout: _keep(rollout.steps), update, ready
+        replay, config, lambda rollout: _keep(rollout.steps), partial(update, nets), ready
     )
 
     def learn(learner: QMIXLearner, rollout: Rollout, key: Array) -> tuple[QMIXLearner, Metrics]:
         explored = {"exploration/epsilon": epsilon(learner)}
         learner, metrics = learn_from_replay(learner, rollout, key)
-        env_steps = learner.env_steps + config.num_envs * config.rollout_length
-        return replace(learner, env_steps=env_steps), metrics | explored
+        return learner, metrics | explored
 
     return System(
         hyper=configured(Hyper, config),
-        init=init,
-        initial_memory=initial_memory,
-        explore=explore,
-        exploit=exploit,
+        init=partial(init, nets, replay),
+        initial_memory=partial(initial_memory, nets),
+        explore=partial(explore, nets),
+        exploit=partial(exploit, nets),
         final=lambda learner, observation, memory: (),
         learn=learn,
     )
+
+
+def init(nets: Nets, replay: replays.Replay, key: Array, hyper: Hyper) -> QMIXLearner:
+    """Return a fresh learner, its target networks copies of the learned ones."""
+    agent_key, mixer_key = jax.random.split(key)
+    step = _blank(nets.spec)
+    alone = jax.tree.map(lambda x: x[None, None], step)
+    view, state = alone.observation.view, global_state(alone.observation)
+    networks: PyTree = {
+        "agent": nets.agent.init(agent_key, view, initial_memory(nets, 1), alone.first),
+        "mixer": nets.mixer.init(mixer_key, alone.action.astype(view.dtype), state),
+    }
+    return QMIXLearner(
+        params=networks["agent"],
+        mixer=networks["mixer"],
+        target=jax.tree.map(jnp.copy, networks),  # a buffer cannot be donated twice
+        hyper=hyper,
+        opt_state=optimiser(hyper).init(networks),
+        num_updates=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+        replay=replay.init(step),
+    )
+
+
+def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+    """Return Adam behind clipping by the global norm over both networks."""
+    clip = optax.clip_by_global_norm(hyper.max_grad_norm)
+    return optax.chain(clip, optax.adam(hyper.q_learning_rate))
+
+
+def initial_memory(nets: Nets, num_envs: int) -> Array:
+    """Return the GRUs' zero memories [B, N, R]."""
+    return jnp.zeros((num_envs, nets.spec.num_agents, nets.config.recurrent_size))
+
+
+def exploit(
+    nets: Nets, params: PyTree, observation: Observation, memory: PyTree, key: Array | None
+) -> Decision:
+    """Take the legal action of the highest value."""
+    first = jnp.zeros((1, memory.shape[0]), bool)  # whoever calls has emptied the memory where it is
+    q, memory = nets.agent.apply(params, observation.view[None], memory, first)
+    return Decision(action=masked_categorical(q[0], observation.legal).mode(), memory=memory, extras=())
+
+
+def explore(
+    nets: Nets, learner: QMIXLearner, observation: Observation, memory: PyTree, key: Array
+) -> Decision:
+    """Act epsilon-greedily, each agent for itself."""
+    chance_key, action_key = jax.random.split(key)
+    greedy, legal = exploit(nets, learner.params, observation, memory, key), observation.legal
+    anything = masked_categorical(jnp.zeros(legal.shape), legal).sample(action_key)
+    random = jax.random.bernoulli(chance_key, epsilon(learner), anything.shape)
+    return replace(greedy, action=jnp.where(random, anything, greedy.action))
+
+
+def loss(
+    nets: Nets, target: Networks, discount: Array, networks: Networks, batch: Transition
+) -> tuple[Array, Metrics]:
+    """Return the mean squared error of the mixed value over sequences [T, B], and metrics.
+
+    y[t] = reward[t] + discount * (1 - first[t+1]) * mixed target value of the actions that are best by the
+    learned values at t+1 (double Q-learning); the last step only serves as a target.
+    """
+
+    def q_values(params: PyTree) -> tp.Any:
+        memory = initial_memory(nets, nets.config.batch_size)
+        return nets.agent.apply(params, batch.observation.view, memory, batch.first)[0]
+
+    def mix(params: PyTree, q: Array, state: Array) -> tp.Any:
+        return nets.mixer.apply(params, q, state)
+
+    state = global_state(batch.observation)
+    q, target_q = q_values(networks["agent"]), q_values(target["agent"])
+    best = masked_categorical(q, batch.observation.legal).mode()
+    value = mix(networks["mixer"], _entry(q, batch.action)[:-1], state[:-1])
+    next_value = mix(target["mixer"], _entry(target_q, best)[1:], state[1:])
+    # A time step that opens an episode says nothing of the one before.
+    goes_on = 1.0 - batch.first[1:]
+    y = td_target(batch.reward[:-1], discount * goes_on, next_value)
+    error = jnp.square(value - y).mean()
+    return error, {"loss/q": error, "value/mean": value.mean(), "value/target": y.mean()}
+
+
+def update(nets: Nets, learner: QMIXLearner, batch: Transition, key: Array) -> tuple[QMIXLearner, Metrics]:
+    """Take one gradient step on a batch of sequences, and move the target networks after it."""
+    networks: PyTree = {"agent": learner.params, "mixer": learner.mixer}
+    own_loss = partial(loss, nets, learner.target, learner.hyper.discount)
+    gradient, metrics = jax.grad(own_loss, has_aux=True)(networks, batch)
+    networks, opt_state = gradient_step(optimiser(learner.hyper), gradient, learner.opt_state, networks)
+    num_updates = learner.num_updates + 1
+    if nets.config.hard_target_update:
+        period = nets.config.target_update_period
+        target = optax.periodic_update(networks, learner.target, num_updates, period)
+    else:
+        target = optax.incremental_update(networks, learner.target, learner.hyper.polyak)
+    return replace(
+        learner,
+        params=networks["agent"],
+        mixer=networks["mixer"],
+        target=target,
+        opt_state=opt_state,
+        num_updates=num_updates,
+    ), metrics | {"gradient/norm": optax.tree.norm(gradient)}
 
 
 def epsilon(learner: QMIXLearner) -> Array:

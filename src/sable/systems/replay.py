@@ -58,24 +58,25 @@ def make_learn(
     update: tp.Callable[[tp.Any, PyTree, Array], tuple[tp.Any, Metrics]],
     ready: tp.Callable[[tp.Any], Array],
 ) -> tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]:
-    """`System.learn`: store what `keep` takes of a rollout, then sample and `update` several times over.
+    """Return `System.learn`: store what `keep` takes of a rollout, then sample and `update` several times.
 
-    Until the learner is `ready`, updates are computed and thrown away: with seeds side by side a branch not
-    taken costs as much.
+    It counts the environment steps too. Until the learner is `ready`, updates are computed and thrown away:
+    with seeds side by side a branch not taken costs as much.
     """
 
     def learn(learner: tp.Any, rollout: Rollout, key: Array) -> tuple[tp.Any, Metrics]:
-        learner = replace(learner, replay=replay.add(learner.replay, keep(rollout)))
+        env_steps = learner.env_steps + config.num_envs * config.rollout_length
+        learner = replace(learner, replay=replay.add(learner.replay, keep(rollout)), env_steps=env_steps)
         store, go = learner.replay, ready(learner)
         sample_keys, update_keys = jax.random.split(key, (2, config.num_updates_per_rollout))
         # Drawn all at once: a gradient step takes little longer than drawing its batch would.
         batches = jax.vmap(replay.sample, (None, 0))(store, sample_keys)
 
-        def one(learner: tp.Any, now: tuple[PyTree, Array]) -> tuple[tp.Any, Metrics]:
+        def update_if_ready(learner: tp.Any, now: tuple[PyTree, Array]) -> tuple[tp.Any, Metrics]:
             updated, metrics = update(learner, *now)
             return tree.select(go, (updated, metrics), (learner, jax.tree.map(jnp.zeros_like, metrics)))
 
-        learner, metrics = jax.lax.scan(one, replace(learner, replay=()), (batches, update_keys))
+        learner, metrics = jax.lax.scan(update_if_ready, replace(learner, replay=()), (batches, update_keys))
         return replace(learner, replay=store), jax.tree.map(jnp.mean, metrics)
 
     return learn

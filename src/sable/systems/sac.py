@@ -11,6 +11,7 @@ Critics are told actions as the policies squash them, in [-1, 1], whatever the e
 import math
 import typing as tp
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ from sable.ops import trees as tree
 from sable.ops.distributions import TanhNormal
 from sable.ops.losses import soft_q_target
 from sable.systems import replay as replays
-from sable.systems.base import System, configured
-from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
+from sable.systems.base import System, configured, gradient_step
+from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Transition, struct
 
 Optimiser = optax.GradientTransformation
 Judge = tp.Callable[[Array], Array]
@@ -89,154 +90,181 @@ class SACLearner:
     replay: PyTree
 
 
+class Team(tp.NamedTuple):
+    """What does not change while a team learns."""
+
+    spec: EnvSpec
+    config: SACConfig
+    policies: Policies
+    critic: SoftQ
+
+
 def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
-    """The system that trains `policies` with twin critics."""
-    critic = SoftQ(config)
+    """Return the system that trains `policies` with twin critics."""
+    team = Team(spec, config, policies, SoftQ(config))
     # Policies wait for `policy_delay` steps of the critics. Where that divides the steps of a rollout, none
     # of theirs is computed in vain; elsewhere the ones not yet due are thrown away.
     group = math.gcd(config.num_updates_per_rollout, config.policy_delay)
     max_length = config.replay_size // config.num_envs
     replay = replays.make(config.num_envs, max_length, 1, group * config.batch_size)
 
-    def init(key: Array, hyper: Hyper) -> SACLearner:
-        policy_key, q_key = jax.random.split(key)
-        params, blank, optimisers = policies.init(policy_key), _blank(spec), _optimisers(hyper)
-        q = init_each(lambda key: critic.init(key, global_state(blank.observation), blank.action), q_key, 2)
-        log_temperature = jnp.full(spec.num_agents, jnp.log(hyper.initial_temperature))
-        return SACLearner(
-            params=params,
-            q=q,
-            target=jax.tree.map(jnp.copy, q),  # a buffer cannot be donated twice
-            log_temperature=log_temperature,
-            hyper=hyper,
-            opt_states=Each(
-                policy=policies.open(optimisers.policy, params),
-                q=optimisers.q.init(q),
-                temperature=optimisers.temperature.init(log_temperature),
-            ),
-            num_updates=jnp.zeros((), jnp.int32),
-            env_steps=jnp.zeros((), jnp.int32),
-            replay=replay.init(blank),
-        )
-
-    def explore(learner: SACLearner, observation: Observation, memory: PyTree, key: Array) -> Decision:
-        sample_key, uniform_key = jax.random.split(key)
-        distribution = policies.act(learner.params, observation.view)
-        raw = distribution.sample(sample_key)
-        anything = jnp.arctanh(jax.random.uniform(uniform_key, raw.shape, minval=-1.0))
-        return _decision(distribution, jnp.where(learner.env_steps < config.warmup_steps, anything, raw))
-
-    def exploit(params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
-        distribution = policies.act(params, observation.view)
-        return _decision(distribution, distribution.sample(key))
-
-    def improve_critics(learner: SACLearner, now: tuple[Transition, Array]) -> tuple[SACLearner, Metrics]:
-        batch, key = now
-        target = targets(policies, critic, learner, batch, key)
-
-        def loss(q: PyTree) -> tuple[Array, Array]:
-            value = values(critic, q, batch.observation, batch.action)
-            return jnp.square(value - target[None]).sum(0).mean(), value.mean()
-
-        (error, value), gradient = jax.value_and_grad(loss, has_aux=True)(learner.q)
-        updates, opt_state = _optimisers(learner.hyper).q.update(gradient, learner.opt_states.q)
-        q = optax.apply_updates(learner.q, updates)
-        return replace(
-            learner,
-            q=q,
-            target=optax.incremental_update(q, learner.target, learner.hyper.polyak),
-            opt_states=learner.opt_states._replace(q=opt_state),
-            num_updates=learner.num_updates + 1,
-        ), {"loss/critic": error, "value/mean": value, "gradient/norm": optax.tree.norm(gradient)}
-
-    def improve_policies(learner: SACLearner, batch: Transition, key: Array) -> tuple[SACLearner, Metrics]:
-        seen, temperature = batch.observation, jnp.exp(learner.log_temperature)
-        improved = policies.improve(
-            _optimisers(learner.hyper).policy,
-            learner.params,
-            learner.opt_states.policy,
-            seen.view,
-            lambda action: values(critic, learner.q, seen, action).min(0),
-            temperature,
-            key,
-        )
-        learner = replace(
-            learner,
-            params=improved.params,
-            opt_states=learner.opt_states._replace(policy=improved.opt_state),
-        )
-        if config.autotune_temperature:
-            learner = tune(learner, improved.log_prob)
-        return learner, {
-            "loss/actor": improved.loss,
-            "policy/entropy": -improved.log_prob.mean(),
-            "policy/temperature": temperature.mean(),
-        }
-
-    def tune(learner: SACLearner, log_prob: Array) -> SACLearner:
-        """The learner with temperatures a step up where entropy is below its target, else a step down."""
-        target_entropy = -learner.hyper.target_entropy_scale * spec.action_size
-        gradient = -(log_prob.mean(0) + target_entropy)  # of -log alpha (log pi + target entropy)
-        updates, opt_state = _optimisers(learner.hyper).temperature.update(
-            gradient, learner.opt_states.temperature
-        )
-        return replace(
-            learner,
-            log_temperature=optax.apply_updates(learner.log_temperature, updates),
-            opt_states=learner.opt_states._replace(temperature=opt_state),
-        )
-
-    def update(learner: SACLearner, drawn: Transition, key: Array) -> tuple[SACLearner, Metrics]:
-        """A group of the critics' steps, each on a batch of its own, then the policies' if they are due: as
-        many as the critics took since, all on the newest batch, with new actions each time."""
-        q_key, policy_key = jax.random.split(key)
-        batches = tree.split(tree.merge(drawn), (group, config.batch_size))
-        learner, metrics = jax.lax.scan(improve_critics, learner, (batches, jax.random.split(q_key, group)))
-        last = jax.tree.map(lambda x: x[-1], batches)
-        improved, policy_metrics = jax.lax.scan(
-            lambda learner, key: improve_policies(learner, last, key),
-            learner,
-            jax.random.split(policy_key, config.policy_delay),
-        )
-        due = learner.num_updates % config.policy_delay == 0
-        return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics | policy_metrics)
-
     def ready(learner: SACLearner) -> Array:
         enough = replay.size(learner.replay) * config.num_envs >= config.batch_size
         return enough & (learner.env_steps >= config.warmup_steps)
 
     grouped = replace(config, num_updates_per_rollout=config.num_updates_per_rollout // group)
-    learn_from_replay = replays.make_learn(
-        replay, grouped, lambda rollout: _keep(rollout.steps), update, ready
-    )
-
-    def learn(learner: SACLearner, rollout: Rollout, key: Array) -> tuple[SACLearner, Metrics]:
-        env_steps = learner.env_steps + config.num_envs * config.rollout_length
-        return learn_from_replay(replace(learner, env_steps=env_steps), rollout, key)
-
     return System(
         hyper=configured(Hyper, config),
-        init=init,
+        init=partial(init, team, replay),
         initial_memory=lambda num_envs: (),
-        explore=explore,
-        exploit=exploit,
+        explore=partial(explore, team),
+        exploit=partial(exploit, team),
         final=lambda learner, observation, memory: _seen(observation),
-        learn=learn,
+        learn=replays.make_learn(
+            replay, grouped, lambda rollout: _keep(rollout.steps), partial(update, team, group), ready
+        ),
     )
+
+
+def init(team: Team, replay: replays.Replay, key: Array, hyper: Hyper) -> SACLearner:
+    """Return a fresh learner, its target critics copies of the critics."""
+    policy_key, q_key = jax.random.split(key)
+    params, blank, optimisers = team.policies.init(policy_key), _blank(team.spec), _optimisers(hyper)
+    state = global_state(blank.observation)
+    q = init_each(lambda key: team.critic.init(key, state, blank.action), q_key, 2)
+    log_temperature = jnp.full(team.spec.num_agents, jnp.log(hyper.initial_temperature))
+    return SACLearner(
+        params=params,
+        q=q,
+        target=jax.tree.map(jnp.copy, q),  # a buffer cannot be donated twice
+        log_temperature=log_temperature,
+        hyper=hyper,
+        opt_states=Each(
+            policy=team.policies.open(optimisers.policy, params),
+            q=optimisers.q.init(q),
+            temperature=optimisers.temperature.init(log_temperature),
+        ),
+        num_updates=jnp.zeros((), jnp.int32),
+        env_steps=jnp.zeros((), jnp.int32),
+        replay=replay.init(blank),
+    )
+
+
+def explore(
+    team: Team, learner: SACLearner, observation: Observation, memory: PyTree, key: Array
+) -> Decision:
+    """Act at random, uniformly within the bounds, until the warm-up is over; then by the policies."""
+    sample_key, uniform_key = jax.random.split(key)
+    distribution = team.policies.act(learner.params, observation.view)
+    raw = distribution.sample(sample_key)
+    uniform = jnp.arctanh(jax.random.uniform(uniform_key, raw.shape, minval=-1.0))
+    return _decision(distribution, jnp.where(learner.env_steps < team.config.warmup_steps, uniform, raw))
+
+
+def exploit(
+    team: Team, params: PyTree, observation: Observation, memory: PyTree, key: Array | None
+) -> Decision:
+    """Act by the policies."""
+    distribution = team.policies.act(params, observation.view)
+    return _decision(distribution, distribution.sample(key))
+
+
+def update(
+    team: Team, group: int, learner: SACLearner, drawn: Transition, key: Array
+) -> tuple[SACLearner, Metrics]:
+    """Take a group of the critics' steps, each on a batch of its own, then the policies' if they are due: as
+    many as the critics took since, all on the newest batch, with new actions each time."""
+    q_key, policy_key = jax.random.split(key)
+    batches = tree.split(tree.merge(drawn), (group, team.config.batch_size))
+    q_keys = jax.random.split(q_key, group)
+    learner, metrics = jax.lax.scan(partial(update_critics, team), learner, (batches, q_keys))
+    last = jax.tree.map(lambda x: x[-1], batches)
+    improved, policy_metrics = jax.lax.scan(
+        lambda learner, key: update_policies(team, learner, last, key),
+        learner,
+        jax.random.split(policy_key, team.config.policy_delay),
+    )
+    due = learner.num_updates % team.config.policy_delay == 0
+    return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics | policy_metrics)
+
+
+def critic_loss(critic: SoftQ, q: PyTree, batch: Transition, target: Array) -> tuple[Array, Array]:
+    """Return both critics' squared errors, summed over the two, and their mean value."""
+    value = values(critic, q, batch.observation, batch.action)
+    return jnp.square(value - target[None]).sum(0).mean(), value.mean()
+
+
+def update_critics(
+    team: Team, learner: SACLearner, now: tuple[Transition, Array]
+) -> tuple[SACLearner, Metrics]:
+    """Take one gradient step of both critics on a batch, and move their targets after them."""
+    batch, key = now
+    target = targets(team.policies, team.critic, learner, batch, key)
+    loss = partial(critic_loss, team.critic, batch=batch, target=target)
+    (error, value), gradient = jax.value_and_grad(loss, has_aux=True)(learner.q)
+    optimiser = _optimisers(learner.hyper).q
+    q, opt_state = gradient_step(optimiser, gradient, learner.opt_states.q, learner.q)
+    return replace(
+        learner,
+        q=q,
+        target=optax.incremental_update(q, learner.target, learner.hyper.polyak),
+        opt_states=learner.opt_states._replace(q=opt_state),
+        num_updates=learner.num_updates + 1,
+    ), {"loss/critic": error, "value/mean": value, "gradient/norm": optax.tree.norm(gradient)}
+
+
+def update_policies(
+    team: Team, learner: SACLearner, batch: Transition, key: Array
+) -> tuple[SACLearner, Metrics]:
+    """Take one gradient step of the policies, and of the temperatures where they are tuned."""
+    observation, temperature = batch.observation, jnp.exp(learner.log_temperature)
+    improved = team.policies.improve(
+        _optimisers(learner.hyper).policy,
+        learner.params,
+        learner.opt_states.policy,
+        observation.view,
+        lambda action: values(team.critic, learner.q, observation, action).min(0),
+        temperature,
+        key,
+    )
+    opt_states = learner.opt_states._replace(policy=improved.opt_state)
+    learner = replace(learner, params=improved.params, opt_states=opt_states)
+    if team.config.autotune_temperature:
+        learner = update_temperatures(learner, improved.log_prob, team.spec.action_size)
+    return learner, {
+        "loss/actor": improved.loss,
+        "policy/entropy": -improved.log_prob.mean(),
+        "policy/temperature": temperature.mean(),
+    }
+
+
+def update_temperatures(learner: SACLearner, log_prob: Array, action_size: int) -> SACLearner:
+    """Move temperatures a step up where entropy is below its target, else a step down."""
+    target_entropy = -learner.hyper.target_entropy_scale * action_size
+    gradient = -(log_prob.mean(0) + target_entropy)  # of -log alpha (log pi + target entropy)
+    log_temperature, opt_state = gradient_step(
+        _optimisers(learner.hyper).temperature,
+        gradient,
+        learner.opt_states.temperature,
+        learner.log_temperature,
+    )
+    opt_states = learner.opt_states._replace(temperature=opt_state)
+    return replace(learner, log_temperature=log_temperature, opt_states=opt_states)
 
 
 def init_each(init: tp.Callable[[Array], PyTree], key: Array, num: int) -> PyTree:
-    """That many sets of fresh parameters along a leading axis; not by `vmap`, see `program.one_by_one`."""
+    """Return that many sets of fresh parameters along a leading axis; not by `vmap`, see
+    `training.update.one_by_one`."""
     return jax.lax.map(init, jax.random.split(key, num))
 
 
 def values(critic: SoftQ, q: PyTree, observation: Observation, action: Array) -> Array:
-    """What both critics say [2, B] of the team's squashed actions [B, N, A]."""
+    """Return what both critics say [2, B] of the team's squashed actions [B, N, A]."""
     return tp.cast(Array, jax.vmap(critic.apply, (0, None, None))(q, global_state(observation), action))
 
 
 def targets(policies: Policies, critic: SoftQ, learner: SACLearner, batch: Transition, key: Array) -> Array:
-    """y [B], as above, for transitions whose `final` is what followed."""
+    """Return y [B], as above, for transitions whose `final` is what followed."""
     distribution = policies.act(learner.params, batch.final.view)
     raw = distribution.sample(key)
     weighted = jnp.exp(learner.log_temperature)[None] * distribution.log_prob(raw)
