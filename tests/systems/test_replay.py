@@ -1,6 +1,7 @@
 """Replay hands out contiguous stretches of the newest time steps, and learning waits until it may begin."""
 
 import typing as tp
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,7 @@ class Counter:
     replay: tp.Any
     seen: tp.Any  # sum of the times drawn
     num_updates: tp.Any
+    env_steps: tp.Any
 
 
 @struct
@@ -78,7 +80,8 @@ def test_learning_waits_until_it_is_ready_but_stores_from_the_start():
     def update(learner, batch, key):
         assert batch["time"].shape == (1, 4)
         seen = learner.seen + batch["time"].sum()
-        return Counter(replay=(), seen=seen, num_updates=learner.num_updates + 1), {"met": jnp.ones(())}
+        updated = replace(learner, seen=seen, num_updates=learner.num_updates + 1)
+        return updated, {"met": jnp.ones(())}
 
     learn = jax.jit(
         replays.make_learn(
@@ -91,11 +94,12 @@ def test_learning_waits_until_it_is_ready_but_stores_from_the_start():
     )
     item = {"time": jnp.zeros((), jnp.int32)}
     zero = jnp.zeros((), jnp.int32)
-    learner = Counter(replay=replay.init(item), seen=zero, num_updates=zero)
+    learner = Counter(replay=replay.init(item), seen=zero, num_updates=zero, env_steps=zero)
     found = []
     for rollout in range(3):
         steps = {"time": experience(7 * rollout, 7)["time"][0] + 1}
         learner, metrics = learn(learner, Played(steps=steps), jax.random.key(rollout))
+        assert learner.env_steps == (rollout + 1) * NUM_ENVS * config.rollout_length
         found.append((int(learner.num_updates), float(metrics["met"]), bool(learner.seen > 0)))
     assert found == [(0, 0.0, False), (5, 1.0, True), (10, 1.0, True)]
     np.testing.assert_array_equal(learner.replay.experience["time"][:, :21], [np.arange(1, 22)] * NUM_ENVS)

@@ -1,6 +1,9 @@
 """IPPO: one actor and one critic for all agents, both of an agent's own view. MAPPO, whose critic is of the
 global state, is made here too."""
 
+import typing as tp
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -26,69 +29,91 @@ def make(spec: EnvSpec, config: ActorCriticConfig) -> System:
     return ppo.make(make_policy(spec, config), config, spec)
 
 
+class Nets(tp.NamedTuple):
+    """The networks and what they were made for."""
+
+    spec: EnvSpec
+    config: ActorCriticConfig
+    actor: Actor
+    critic: Critic
+
+
 def make_policy(spec: EnvSpec, config: ActorCriticConfig, *, centralised: bool = False) -> ppo.Policy:
-    """The networks' side of it, with a critic of each agent's view or a `centralised` one."""
-    actor, critic = Actor(config, spec), Critic(config, spec, centralised)
-    starts_inside = config.memory and config.recurrent_chunk < config.rollout_length
-
-    def init(key: Array) -> PyTree:
-        actor_key, critic_key = jax.random.split(key)
-        team, memory, first = (1, 1, spec.num_agents), initial_memory(1), jnp.ones((1, 1), bool)
-        observation = Observation(
-            view=jnp.zeros((*team, spec.view_size)),
-            legal=jnp.ones((*team, spec.num_actions or 1), bool),
-            time=jnp.zeros((1, 1), jnp.int32),
-            state=jnp.zeros((1, 1, spec.state_size)) if spec.state_size else (),
-        )
-        return {
-            "actor": actor.init(actor_key, observation, memory and memory.actor, first),
-            "critic": critic.init(critic_key, observation, memory and memory.critic, first),
-        }
-
-    def initial_memory(num_envs: int) -> PyTree:
-        if not config.memory:
-            return ()
-        zeros = jnp.zeros((num_envs, spec.num_agents, config.recurrent_size))
-        return Memory(actor=zeros, critic=zeros[:, 0] if centralised else zeros)
-
-    def consider(
-        params: PyTree, observation: Observation, memory: PyTree, first: Array
-    ) -> tuple[Distribution, Array, PyTree]:
-        """Over a sequence [T, B], the distributions and values of all agents; the memory after it."""
-        distribution, actor_memory = actor.apply(params["actor"], observation, memory and memory.actor, first)
-        value, critic_memory = critic.apply(params["critic"], observation, memory and memory.critic, first)
-        return distribution, value, memory and Memory(actor=actor_memory, critic=critic_memory)
-
-    def act(
-        params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array | None
-    ) -> Decision:
-        distribution, values, new = consider(params, *_one_step(observation, memory))
-        raw = distribution.sample(key)
-        action, raw, log_prob, value = (
-            x[0] for x in (distribution.scale(raw), raw, distribution.log_prob(raw), values)
-        )
-        extras = ppo.Acted(raw=raw, log_prob=log_prob, value=value, memory=memory if starts_inside else ())
-        return Decision(action=action, memory=new, extras=extras)
-
-    def value(params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:
-        return consider(params, *_one_step(observation, memory))[1][0]
-
-    def evaluate(
-        params: PyTree, steps: Transition, memory: PyTree, order: Array, key: Array
-    ) -> ppo.Evaluation:
-        distribution, values, _ = consider(params, steps.observation, memory, steps.first)
-        log_prob, entropy = distribution.log_prob(steps.extras.raw), distribution.entropy(key)
-        return ppo.Evaluation(log_prob=log_prob, value=values, entropy=entropy)
-
+    """Return the policy, with a critic of each agent's view or a `centralised` one."""
+    nets = Nets(spec, config, Actor(config, spec), Critic(config, spec, centralised))
     return ppo.Policy(
-        init=init,
-        initial_memory=initial_memory,
-        act=act,
-        value=value,
-        evaluate=evaluate,
+        init=partial(init, nets),
+        initial_memory=partial(initial_memory, nets),
+        act=partial(act, nets),
+        value=partial(value, nets),
+        evaluate=partial(evaluate, nets),
         learning_rate={"actor": config.policy_learning_rate, "critic": config.critic_learning_rate},
         chunk=config.recurrent_chunk if config.memory else 1,
     )
+
+
+def init(nets: Nets, key: Array) -> PyTree:
+    """Return fresh parameters of both networks."""
+    actor_key, critic_key = jax.random.split(key)
+    spec, memory, first = nets.spec, initial_memory(nets, 1), jnp.ones((1, 1), bool)
+    team = (1, 1, spec.num_agents)
+    observation = Observation(
+        view=jnp.zeros((*team, spec.view_size)),
+        legal=jnp.ones((*team, spec.num_actions or 1), bool),
+        time=jnp.zeros((1, 1), jnp.int32),
+        state=jnp.zeros((1, 1, spec.state_size)) if spec.state_size else (),
+    )
+    return {
+        "actor": nets.actor.init(actor_key, observation, memory and memory.actor, first),
+        "critic": nets.critic.init(critic_key, observation, memory and memory.critic, first),
+    }
+
+
+def initial_memory(nets: Nets, num_envs: int) -> PyTree:
+    """Return the zero memories of both networks, () where they have none."""
+    if not nets.config.memory:
+        return ()
+    zeros = jnp.zeros((num_envs, nets.spec.num_agents, nets.config.recurrent_size))
+    return Memory(actor=zeros, critic=zeros[:, 0] if nets.critic.centralised else zeros)
+
+
+def apply(
+    nets: Nets, params: PyTree, observation: Observation, memory: PyTree, first: Array
+) -> tuple[Distribution, Array, PyTree]:
+    """Return, over a sequence [T, B], distributions and values of all agents, and the memory after it."""
+    inputs = observation, memory and memory.actor, first
+    distribution, actor_memory = nets.actor.apply(params["actor"], *inputs)
+    inputs = observation, memory and memory.critic, first
+    value, critic_memory = nets.critic.apply(params["critic"], *inputs)
+    return distribution, value, memory and Memory(actor=actor_memory, critic=critic_memory)
+
+
+def act(
+    nets: Nets, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array | None
+) -> Decision:
+    """Return one decision of all agents, each by its own view and memory."""
+    distribution, values, new = apply(nets, params, *_one_step(observation, memory))
+    raw = distribution.sample(key)
+    action, raw, log_prob, value = (
+        x[0] for x in (distribution.scale(raw), raw, distribution.log_prob(raw), values)
+    )
+    starts_inside = nets.config.memory and nets.config.recurrent_chunk < nets.config.rollout_length
+    extras = ppo.Acted(raw=raw, log_prob=log_prob, value=value, memory=memory if starts_inside else ())
+    return Decision(action=action, memory=new, extras=extras)
+
+
+def value(nets: Nets, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:
+    """Return each agent's value [B, N] of an observation nobody has acted on."""
+    return apply(nets, params, *_one_step(observation, memory))[1][0]
+
+
+def evaluate(
+    nets: Nets, params: PyTree, steps: Transition, memory: PyTree, order: Array, key: Array
+) -> ppo.Evaluation:
+    """Return what `params` say of actions already taken."""
+    distribution, values, _ = apply(nets, params, steps.observation, memory, steps.first)
+    log_prob, entropy = distribution.log_prob(steps.extras.raw), distribution.entropy(key)
+    return ppo.Evaluation(log_prob=log_prob, value=values, entropy=entropy)
 
 
 def _one_step(observation: Observation, memory: PyTree) -> tuple[Observation, PyTree, Array]:

@@ -3,6 +3,7 @@ learnt by the same program that learns from JAX environments."""
 
 import dataclasses
 import typing as tp
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -69,77 +70,14 @@ def make_stages(
     compiled: Compiler,
     state: State,
 ) -> Stages:
-    """The stages of a run whose episodes all begin now, those of a resumed one too: the state of a Python
-    environment cannot be saved."""
-    num_seeds, num_envs = len(run.seeds), config.num_envs
-    now = _reset(env, TRAINING, state.run.key, num_envs)
-
-    def explore(
-        learner: PyTree, observation: Observation, first: Array, memory: PyTree, key: Array, t: Array
-    ) -> Decision:
-        # The keys of `update`, `advance` and `collect`: `split(key)[t]` is `fold_in(key, t)`.
-        _, advance_key = jax.random.split(key)
-        _, steps_key = jax.random.split(jax.random.split(advance_key)[0])
-        decision_key, _ = jax.random.split(jax.random.fold_in(steps_key, t))
-        return system.explore(learner, observation, tree.reset(memory, first), decision_key)
-
-    learner, memory = state.run.learner, state.run.situation.memory
-    decide = compiled(
-        jax.vmap(explore, (0, 0, 0, 0, 0, None)),
-        *(learner, now.observation, now.first, memory, state.run.key, np.int32(0)),
-    )
-    keep = jax.vmap(system.final)
-    keeps = bool(jax.tree.leaves(jax.eval_shape(keep, learner, now.final, memory)))
-    keep = compiled(keep, learner, now.final, memory) if keeps else lambda *_: ()
-    # Compiled for what `collect` would hand over.
-    shapes = jax.eval_shape(
-        jax.vmap(
-            lambda learner, situation, key: collect(
-                env.stand_in, system, learner, situation, key, config.rollout_length, 1
-            )
-        ),
-        *(learner, state.run.situation, state.run.key),
-    )
-    learn = compiled(jax.vmap(program.update), state.run, shapes, donate=True)
-    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes[0].env_state)
-
-    def roll(run_state: RunState) -> Collected:
-        nonlocal now
-        memory, steps, ended = run_state.situation.memory, [], []
-        start_memory = jax.tree.map(jnp.copy, memory)  # the state's own is donated
-        for t in range(config.rollout_length):
-            before = now
-            decision = decide(
-                *(run_state.learner, before.observation, before.first, memory, run_state.key, np.int32(t))
-            )
-            action, extras = jax.device_get((decision.action, decision.extras))
-            now, memory = _step(env, TRAINING, action), decision.memory
-            steps.append(
-                Transition(
-                    observation=before.observation,
-                    action=action,
-                    reward=now.reward,
-                    discount=now.discount,
-                    first=before.first,
-                    extras=extras,
-                    final=jax.device_get(keep(run_state.learner, now.final, memory)),
-                )
-            )
-            stats = now.stats | {"episodes": np.ones_like(now.discount)}
-            ended.append({name: (value * now.first).sum(1) for name, value in stats.items()})
-        rollout = Rollout(
-            steps=jax.tree.map(lambda *x: np.stack(x, axis=1), *steps),
-            start_memory=start_memory,
-            last=now,
-            last_memory=memory,
-        )
-        sums = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float32), *ended)
-        situation = Situation(env_state=blank, timestep=now, memory=memory)
-        return situation, rollout, sums
-
-    play = make_play(env, system, compiled, min(run.evaluation_episodes, num_envs))
+    """Return the stages of a run whose episodes all begin now, those of a resumed one too: the state of a
+    Python environment cannot be saved."""
+    collector = Collector(env, system, run, config, compiled, state)
+    learn = compiled(jax.vmap(program.update), state.run, collector.shapes, donate=True)
+    play = make_play(env, system, compiled, min(run.evaluation_episodes, config.num_envs))
     # A seed's statistics of episodes, of whatever they are.
-    stats = {name: np.zeros((num_seeds, run.evaluation_episodes), np.float32) for name in now.stats}
+    shape = (len(run.seeds), run.evaluation_episodes)
+    stats = {name: np.zeros(shape, np.float32) for name in collector.timestep.stats}
     judge = compiled(jax.vmap(program.assess), state, stats, donate=True)
 
     def assess(state: State) -> tuple[State, Metrics]:
@@ -150,7 +88,90 @@ def make_stages(
         keys = jax.vmap(lambda one: jax.random.fold_in(evaluation_key(one), 1))(state.run)
         return play(state.best.params, keys, run.absolute_episodes)
 
-    return Stages(Unit(roll, learn), assess, absolute)
+    return Stages(Unit(collector, learn), assess, absolute)
+
+
+def decision(
+    system: System,
+    learner: PyTree,
+    observation: Observation,
+    first: Array,
+    memory: PyTree,
+    key: Array,
+    t: Array,
+) -> Decision:
+    """Return the decision of a seed at time step t, drawn from the keys of `update`, `advance` and
+    `collect`: `split(key)[t]` is `fold_in(key, t)`."""
+    _, advance_key = jax.random.split(key)
+    _, steps_key = jax.random.split(jax.random.split(advance_key)[0])
+    decision_key, _ = jax.random.split(jax.random.fold_in(steps_key, t))
+    return system.explore(learner, observation, tree.reset(memory, first), decision_key)
+
+
+class Collector:
+    """Collects one rollout after another from environments that the host steps."""
+
+    def __init__(
+        self,
+        env: HostedEnv,
+        system: System,
+        run: RunConfig,
+        config: SystemConfig,
+        compiled: Compiler,
+        state: State,
+    ):
+        """Begin episodes, and compile what decides in them."""
+        self.env, self.length = env, config.rollout_length
+        self.timestep = now = _reset(env, TRAINING, state.run.key, config.num_envs)
+        learner, memory = state.run.learner, state.run.situation.memory
+        self.decide = compiled(
+            jax.vmap(partial(decision, system), (0, 0, 0, 0, 0, None)),
+            *(learner, now.observation, now.first, memory, state.run.key, np.int32(0)),
+        )
+        keep = jax.vmap(system.final)
+        keeps = bool(jax.tree.leaves(jax.eval_shape(keep, learner, now.final, memory)))
+        self.keep = compiled(keep, learner, now.final, memory) if keeps else lambda *_: ()
+
+        def one(learner: PyTree, situation: Situation, key: Array) -> Collected:
+            return collect(env.stand_in, system, learner, situation, key, config.rollout_length, 1)
+
+        # What `collect` would hand over, which learning is compiled for.
+        self.shapes = jax.eval_shape(jax.vmap(one), learner, state.run.situation, state.run.key)
+        self.blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes[0].env_state)
+
+    def __call__(self, run_state: RunState) -> Collected:
+        """Step all environments through one rollout."""
+        memory, steps, ended = run_state.situation.memory, [], []
+        start_memory = jax.tree.map(jnp.copy, memory)  # the state's own is donated
+        for t in range(self.length):
+            step, memory = self.step(run_state, memory, t)
+            steps.append(step)
+            stats = self.timestep.stats | {"episodes": np.ones_like(self.timestep.discount)}
+            ended.append({name: (value * self.timestep.first).sum(1) for name, value in stats.items()})
+        rollout = Rollout(
+            steps=jax.tree.map(lambda *x: np.stack(x, axis=1), *steps),
+            start_memory=start_memory,
+            last=self.timestep,
+            last_memory=memory,
+        )
+        sums = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float32), *ended)
+        return Situation(env_state=self.blank, timestep=self.timestep, memory=memory), rollout, sums
+
+    def step(self, run_state: RunState, memory: PyTree, t: int) -> tuple[Transition, PyTree]:
+        """Step all environments once; return the transition and the memory after it."""
+        before, learner = self.timestep, run_state.learner
+        decided = self.decide(learner, before.observation, before.first, memory, run_state.key, np.int32(t))
+        action, extras = jax.device_get((decided.action, decided.extras))
+        self.timestep = now = _step(self.env, TRAINING, action)
+        return Transition(
+            observation=before.observation,
+            action=action,
+            reward=now.reward,
+            discount=now.discount,
+            first=before.first,
+            extras=extras,
+            final=jax.device_get(self.keep(learner, now.final, decided.memory)),
+        ), decided.memory
 
 
 def make_play(

@@ -2,6 +2,7 @@
 
 import typing as tp
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -64,87 +65,120 @@ class Program(tp.NamedTuple):
     """State -> statistics [episodes] of the best parameters"""
 
 
+Advance = tp.Callable[
+    [PyTree, Situation, Array, Collected | None], tuple[PyTree, Situation, Metrics, Array, Array]
+]
+"""`advance` of one run"""
+
+
 def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig) -> Program:
-    """The functions of this run, pure and not yet compiled."""
+    """Return the functions of this run, pure and not yet compiled."""
+    # Jitted so that `start`, which wants only its shapes, and `unit` share one trace.
+    own_advance = jax.jit(partial(advance, env, system, run, config))
+    own_update = partial(update, own_advance)
+    return Program(
+        start=partial(start, env, system, config, own_advance),
+        unit=partial(unit, own_update),
+        update=own_update,
+        assess=partial(assess, env, system, run),
+        absolute=partial(absolute, env, system, run),
+    )
 
-    @jax.jit  # so that `start`, which wants only its shapes, and `unit` share one trace
-    def advance(
-        learner: PyTree, situation: Situation, key: Array, collected: Collected | None
-    ) -> tuple[PyTree, Situation, Metrics, Array, Array]:
-        """One rollout and what is learned from it, with everything there is to tally, whether all that was
-        seen in it is finite, and in which of its time steps an agent first had no legal action (-1: none)."""
-        collect_key, learn_key = jax.random.split(key)
-        if collected is None:
-            collected = collect(
-                env, system, learner, situation, collect_key, config.rollout_length, run.pool_size
-            )
-        situation, rollout, ended = collected
-        sound = tree.all_finite((rollout.steps, rollout.last.observation))
-        if jax.tree.leaves(learner.replay):  # which is not put back when an update is undone
-            rollout = tree.select(sound, rollout, jax.tree.map(jnp.zeros_like, rollout))
-        learner, learned = system.learn(learner, rollout, learn_key)
-        counted = {"updates": jnp.ones(()), "parameters": _poison(replace(learner, replay=()))}
-        tally = learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
-        return learner, situation, tally, sound, _first_without_choice(rollout.steps.observation.legal)
 
-    def update(state: RunState, collected: Collected | None = None) -> RunState:
-        """The state after one update; a seed in which something stopped being finite stays as it was, for
-        good."""
-        key, advance_key = jax.random.split(state.key)
-        learner, situation, seen, sound, stuck = advance(
-            state.learner, state.situation, advance_key, collected
+def advance(
+    env: Env,
+    system: System,
+    run: RunConfig,
+    config: SystemConfig,
+    learner: PyTree,
+    situation: Situation,
+    key: Array,
+    collected: Collected | None,
+) -> tuple[PyTree, Situation, Metrics, Array, Array]:
+    """Collect one rollout and learn from it.
+
+    Return, after learner and situation, everything there is to tally, whether all that was seen in the
+    rollout is finite, and in which of its time steps an agent first had no legal action (-1: none).
+    """
+    collect_key, learn_key = jax.random.split(key)
+    if collected is None:
+        collected = collect(
+            env, system, learner, situation, collect_key, config.rollout_length, run.pool_size
         )
-        broken = jnp.stack([~jnp.isfinite(seen[name]) for name in sorted(seen)] + [~sound, stuck >= 0])
-        new = RunState(
-            learner=learner,
-            situation=situation,
-            key=key,
-            num_updates=state.num_updates + 1,
-            tally=jax.tree.map(jnp.add, state.tally, seen),
-            halted=state.halted,
-        )
-        cause = jnp.where(sound, jnp.argmax(broken), len(seen))
-        cause = jnp.where(
-            stuck >= 0, len(seen) + 1 + stuck, cause
-        )  # which may be why the others are not finite
-        halted = jnp.where((state.halted < 0) & broken.any(), cause, state.halted)
-        kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
-        return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
+    situation, rollout, ended = collected
+    sound = tree.all_finite((rollout.steps, rollout.last.observation))
+    if jax.tree.leaves(learner.replay):  # which is not put back when an update is undone
+        rollout = tree.select(sound, rollout, jax.tree.map(jnp.zeros_like, rollout))
+    learner, learned = system.learn(learner, rollout, learn_key)
+    counted = {"updates": jnp.ones(()), "parameters": _poison(replace(learner, replay=()))}
+    tally = learned | counted | {f"rollout/{k}": v for k, v in ended.items()}
+    return learner, situation, tally, sound, _first_without_choice(rollout.steps.observation.legal)
 
-    def start(seed: Array, hyper: PyTree = None) -> State:
-        learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
-        learner = system.init(learner_key, system.hyper if hyper is None else hyper)
-        situation = open_situation(env, system, env_key, config.num_envs)
-        _, _, seen, _, _ = jax.eval_shape(advance, learner, situation, key, None)
-        run_state = RunState(
-            learner=learner,
-            situation=situation,
-            key=key,
-            num_updates=jnp.zeros((), jnp.int32),
-            tally={name: jnp.zeros(x.shape, x.dtype) for name, x in seen.items()},
-            halted=jnp.full((), -1, jnp.int32),
-        )
-        return State(run=run_state, best=Best(params=learner.params, score=jnp.full((), -jnp.inf)))
 
-    def unit(state: RunState, num_updates: Array) -> RunState:
-        return jax.lax.fori_loop(0, num_updates, lambda _, state: update(state), state)
+def update(advance: Advance, state: RunState, collected: Collected | None = None) -> RunState:
+    """Return the state after one update; a seed in which something stopped being finite stays as it was, for
+    good."""
+    key, advance_key = jax.random.split(state.key)
+    learner, situation, sums, sound, stuck = advance(state.learner, state.situation, advance_key, collected)
+    broken = jnp.stack([~jnp.isfinite(sums[name]) for name in sorted(sums)] + [~sound, stuck >= 0])
+    new = RunState(
+        learner=learner,
+        situation=situation,
+        key=key,
+        num_updates=state.num_updates + 1,
+        tally=jax.tree.map(jnp.add, state.tally, sums),
+        halted=state.halted,
+    )
+    cause = jnp.where(sound, jnp.argmax(broken), len(sums))
+    cause = jnp.where(stuck >= 0, len(sums) + 1 + stuck, cause)  # which may be why others are not finite
+    halted = jnp.where((state.halted < 0) & broken.any(), cause, state.halted)
+    kept = tree.select(halted < 0, _without_replay(new), _without_replay(state))
+    return replace(kept, learner=replace(kept.learner, replay=learner.replay), halted=halted)
 
-    def assess(state: State, stats: Metrics | None = None) -> tuple[State, Metrics]:
-        params, key = state.run.learner.params, evaluation_key(state.run)
-        stats = play(env, system, params, key, run.evaluation_episodes) if stats is None else stats
-        metrics = summarise(stats)
-        score = metrics[RETURN]
-        score = jnp.where(jnp.isfinite(score), score, -jnp.inf)
-        best = tree.select(score >= state.best.score, Best(params=params, score=score), state.best)
-        metrics |= _averages(state.run.tally) | {"updates": state.run.num_updates}
-        cleared = replace(state.run, tally=jax.tree.map(jnp.zeros_like, state.run.tally))
-        return State(run=cleared, best=best), metrics
 
-    def absolute(state: State) -> Metrics:
-        key = jax.random.fold_in(evaluation_key(state.run), 1)
-        return play(env, system, state.best.params, key, run.absolute_episodes)
+def start(
+    env: Env, system: System, config: SystemConfig, advance: Advance, seed: Array, hyper: PyTree = None
+) -> State:
+    """Return the state of a seed before its first update."""
+    learner_key, env_key, key = jax.random.split(jax.random.key(seed), 3)
+    learner = system.init(learner_key, system.hyper if hyper is None else hyper)
+    situation = open_situation(env, system, env_key, config.num_envs)
+    _, _, sums, _, _ = jax.eval_shape(advance, learner, situation, key, None)
+    run_state = RunState(
+        learner=learner,
+        situation=situation,
+        key=key,
+        num_updates=jnp.zeros((), jnp.int32),
+        tally={name: jnp.zeros(x.shape, x.dtype) for name, x in sums.items()},
+        halted=jnp.full((), -1, jnp.int32),
+    )
+    return State(run=run_state, best=Best(params=learner.params, score=jnp.full((), -jnp.inf)))
 
-    return Program(start=start, unit=unit, update=update, assess=assess, absolute=absolute)
+
+def unit(update: tp.Callable[[RunState], RunState], state: RunState, num_updates: Array) -> RunState:
+    """Return the state after so many updates."""
+    return jax.lax.fori_loop(0, num_updates, lambda _, state: update(state), state)
+
+
+def assess(
+    env: Env, system: System, run: RunConfig, state: State, stats: Metrics | None = None
+) -> tuple[State, Metrics]:
+    """Evaluate the parameters, or take the statistics of episodes played elsewhere, and keep the best."""
+    params, key = state.run.learner.params, evaluation_key(state.run)
+    stats = play(env, system, params, key, run.evaluation_episodes) if stats is None else stats
+    metrics = summarise(stats)
+    score = metrics[RETURN]
+    score = jnp.where(jnp.isfinite(score), score, -jnp.inf)
+    best = tree.select(score >= state.best.score, Best(params=params, score=score), state.best)
+    metrics |= _averages(state.run.tally) | {"updates": state.run.num_updates}
+    cleared = replace(state.run, tally=jax.tree.map(jnp.zeros_like, state.run.tally))
+    return State(run=cleared, best=best), metrics
+
+
+def absolute(env: Env, system: System, run: RunConfig, state: State) -> Metrics:
+    """Return the statistics of the episodes on which the best parameters are measured at the end."""
+    key = jax.random.fold_in(evaluation_key(state.run), 1)
+    return play(env, system, state.best.params, key, run.absolute_episodes)
 
 
 def causes(state: RunState) -> list[str]:
