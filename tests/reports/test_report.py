@@ -78,6 +78,8 @@ def test_all_files_of_a_report_are_written_and_nothing_else(written):
     folder = written.page.parent
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     figures = {"suite-lbf", "suite-rware", "lbf-8x8-2p-2f-coop", "lbf-15x15-4p-5f", "rware-tiny-2ag"}
+    chapters = ("tasks-won", "sample-efficiency", "learning-curves", "performance-profiles")
+    figures |= {f"paper-{chapter}" for chapter in chapters}  # those of which there are runs
     expected = {f"figures/{name}.{kind}" for name in figures for kind in ("svg", "png")}
     assert names == expected | {"report.html", "report.md", "tables.tex"}
     for path in (folder / "figures").glob("*.svg"):

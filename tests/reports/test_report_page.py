@@ -188,6 +188,35 @@ def test_our_figures_stand_beside_the_papers(page):
     assert first.get_by_role("img").get_attribute("aria-label") == "not below"
 
 
+PAPER = "The paper's figures and tables"
+
+
+def test_the_papers_figures_are_drawn(page):
+    won = chart(page, "Tasks won", suite=PAPER)
+    bars = won.locator("g[data-system]")
+    assert series(won) == ["sable (best)", "mappo", "ippo", "sable (paper)", "mat (paper)"]
+    assert "3 of 3" in won.text_content() and "34 of 45" in won.text_content()
+    widths = [bar.bounding_box()["width"] for bar in bars.locator("rect").all()]
+    assert widths[3] == pytest.approx(widths[0] * 34 / 45, abs=3)
+    efficiency = chart(page, "LBF", suite=PAPER)
+    assert sorted(series(efficiency)) == ["ippo", "mappo", "sable (best)"]
+    assert "environment steps" in efficiency.text_content()
+    curves = chart(page, "tiny-2ag", suite="rware")
+    papers = curves.locator("g[data-paper]").evaluate_all("all => all.map(g => g.dataset.paper)")
+    assert papers == ["sable (paper)", "mappo (paper)", "ippo (paper)"]
+
+
+def test_the_papers_tables_and_what_is_missing_are_there(page):
+    section = page.locator("section", has=page.get_by_role("heading", name=PAPER))
+    for study in ("paper", "scaling", "ablation", "chunk"):
+        assert section.get_by_text(f"sable benchmark {study}").count() >= 1
+    cells = section.get_by_role("row", name="SMAX (paper)").locator("td").all_inner_texts()
+    assert [cell.split("\n")[0] for cell in cells] == ["0.94", "0.92*", "0.86", "0.93*", "/", "/", "0.86"]
+    section.get_by_text("5 tables").click()
+    searched = section.get_by_role("table", name="Search space of Sable").get_by_role("row", name="embed_dim")
+    assert searched.locator("td").all_inner_texts() == ["32, 64, 128", "64"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_the_systems_until_it_is_chosen(opened, written, scheme):
     with opened(written, width=1280, scheme=scheme) as page:

@@ -44,9 +44,15 @@ def _theirs(family: str, name: str, values: list[tp.Any]) -> str:
 
 def _fixed(table: str) -> dict[str, list[tp.Any]]:
     """Return the one value of each fixed setting, as a list of what is allowed."""
+    return {name: [value] for name, (value, _) in fixed(table).items()}
+
+
+def fixed(table: str) -> dict[str, tuple[tp.Any, bool]]:
+    """Return what the paper fixed in a table of protocol.toml, {setting: (value, whether it is the public
+    code's, where the paper is silent)}."""
     entries = _tables().get(table, {})
-    fixed = {name: value for name, value in entries.items() if name != "code"} | entries.get("code", {})
-    return {name: [value] for name, value in fixed.items()}
+    stated = {name: (value, False) for name, value in entries.items() if name != "code"}
+    return stated | {name: (value, True) for name, value in entries.get("code", {}).items()}
 
 
 @functools.cache

@@ -27,6 +27,7 @@ class Aggregates:
     )  # {system: {over another: chance}}
     profiles: dict[str, Estimate] = field(default_factory=dict)  # at THRESHOLDS
     efficiency: dict[str, Estimate] = field(default_factory=dict)  # at POINTS even places of training
+    steps: tuple[float, float] | None = None  # of the first place and the last, where all tasks agree
 
     def leader(self) -> str:
         """The system with the highest score, of those that are compared with others."""
@@ -48,20 +49,36 @@ def aggregate(
     same = all(shared(runs[task]) == POINTS for task in compared)
     absolute = {name: {task: scores[name][task] for task in compared} for name, _, _ in chosen}
     scaled = stats.normalised(absolute)
+    here = {task: runs[task] for task in compared} if same else {}
     found = Aggregates(
         compared=compared,
         iqm={name: stats.estimate(x) for name, x in scaled.items()},
         improvement=_improvement(absolute, chosen),
         profiles={name: stats.profile(x, THRESHOLDS) for name, x in scaled.items()},
-        efficiency=_efficiency(absolute, scores, {task: runs[task] for task in compared}) if same else {},
+        efficiency=_efficiency(absolute, scores, here) if same else {},
+        steps=_steps(list(here.values())),
     )
     return found, _remarks(have, found, list(runs))
 
 
 def shared(runs: Sequence[Series]) -> int:
     """How many places to look at along the steps that all runs have."""
-    begin, end = max(one.steps[0] for one in runs), min(one.steps[-1] for one in runs)
+    begin, end = _span(runs)
     return 0 if begin > end else 1 if begin == end else POINTS
+
+
+def _span(runs: Sequence[Series]) -> tuple[float, float]:
+    return max(one.steps[0] for one in runs), min(one.steps[-1] for one in runs)
+
+
+def _steps(tasks: Sequence[Sequence[Series]]) -> tuple[float, float] | None:
+    """Return the steps that the runs of every task have; None where tasks differ by more than rounding to
+    whole updates explains."""
+    if not tasks:
+        return None
+    begins, ends = (np.array(part) for part in zip(*map(_span, tasks), strict=True))
+    alike = ends.max() <= 1.05 * ends.min() and np.ptp(begins) <= 0.05 * ends.min()
+    return (float(begins.mean()), float(ends.mean())) if alike else None
 
 
 def _improvement(scores: Mapping[str, Scores], systems: Sequence[System]) -> dict[str, dict[str, Estimate]]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from sable.envs.custom import suite_and_name
 from sable.errors import SableError
-from sable.reports import aggregates, beside, paper, series, stats, variants
+from sable.reports import aggregates, beside, paper, series, stats, tuning, variants
 from sable.reports.aggregates import Aggregates
 from sable.reports.beside import Count, Together
+from sable.reports.panels import Chapter
 from sable.reports.paper import Verdict
 from sable.reports.read import Cost, Results
 from sable.reports.series import Series
@@ -49,6 +50,7 @@ class Task:
     curves: dict[str, Curve]
     costs: dict[str, Cost]
     winner: str | None
+    references: dict[str, Estimate] = field(default_factory=dict)  # the paper's, of systems with a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ class Analysis:
     paper: list[Beside]
     notes: list[str]
     best: list[Count] = field(default_factory=list)  # of ours and the paper's, who is best of all
+    chapters: list[Chapter] = field(default_factory=list)  # the paper's figures and tables
 
     def won(self, system: str) -> list[str]:
         """The tasks that a system wins against every other."""
@@ -115,7 +118,9 @@ def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm"
     by_task = {name: [] for name in sorted({one.task for one in results.series}, key=_natural)}
     for one in results.series:
         by_task[one.task].append(one)
-    by_suite, notes = defaultdict(list), [*_best_notes(systems), *results.notes, *_seed_notes(results.series)]
+    notes = tuning.unequal(results.costs)  # first, so that nobody misses it
+    notes += [*_best_notes(systems), *results.notes, *_seed_notes(results.series)]
+    by_suite = defaultdict(list)
     for name, runs in by_task.items():
         costs = _costs(cost for cost in results.costs if cost.task == name)
         by_suite[suite_of(name)].append(_task(name, runs, scores, costs, winners.get(name), curves, notes))
@@ -215,7 +220,7 @@ def _with_paper(found: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> 
     suites = [
         replace(
             suite,
-            tasks=[_task_with_paper(task) for task in suite.tasks],
+            tasks=[_task_with_paper(task, families) for task in suite.tasks],
             together=beside.together(contest, suite.name),
         )
         for suite in found.suites
@@ -232,12 +237,15 @@ def _with_paper(found: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> 
     )
 
 
-def _task_with_paper(task: Task) -> Task:
+def _task_with_paper(task: Task, families: Mapping[str, str]) -> Task:
     theirs = {name: beside.marked(paper.of_task(task.name, name)) for name in task.summaries}
+    drawn = {families[name] for name in task.curves}
+    same = {name: x for name, x in theirs[MAIN].items() if name.removesuffix(beside.MARK) in drawn}
     return replace(
         task,
         seeds=task.seeds | dict.fromkeys(theirs[MAIN], paper.SEEDS),
         summaries={name: own | theirs[name] for name, own in task.summaries.items()},
+        references=same,
     )
 
 

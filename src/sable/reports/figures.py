@@ -1,4 +1,5 @@
-"""Figures of a report as files: learning curves of every task, aggregates of every suite."""
+"""Figures of a report as files: learning curves of every task, aggregates of every suite, and the paper's
+figures."""
 
 import io
 import typing as tp
@@ -9,7 +10,9 @@ import numpy as np
 from sable.envs.custom import suite_and_name
 from sable.reports.aggregates import POINTS, THRESHOLDS
 from sable.reports.analysis import Analysis, Suite, Task
-from sable.reports.looks import PALETTE, Look, looks
+from sable.reports.beside import MARK
+from sable.reports.looks import PALETTE, Look, chapter_looks, looks
+from sable.reports.panels import Bars, Chapter, Lines, Panel, Points
 from sable.reports.stats import Estimate
 
 WORDS = {"iqm": "IQM", "mean": "mean"}
@@ -33,7 +36,7 @@ _STYLE: tp.Any = {
 
 
 def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """File names and contents; `names` holds a plain file name for every task and suite."""
+    """File names and contents; `names` holds a plain file name for every task, suite and chapter."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -49,6 +52,10 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
                 figure = Figure(figsize=(6.4, 3.4), dpi=120)
                 _curves(figure, task, order, look, WORDS[analysis.curve])
                 yield from _files(figure, names[task.name])
+        for chapter in analysis.chapters:
+            if chapter.panels:
+                own = chapter_looks(analysis.systems, chapter.systems())
+                yield from _files(_chapter(chapter, own), names[f"paper {chapter.key}"])
 
 
 def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> bytes:
@@ -74,13 +81,99 @@ def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> 
             axes.set_title(suite_and_name(task.name)[1], fontsize=9)
             axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
             axes.xaxis.get_major_locator().set_params(nbins=4)
-        labels = {
-            label: handle
-            for axes in figure.axes
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(labels.values(), labels.keys(), loc="outside lower left", ncols=6)
+        _legend(figure, columns=6)
         return _rendered(figure, "svg", {"Date": None, "Creator": "sable"})
+
+
+def _legend(figure: tp.Any, columns: int) -> None:
+    """Put one legend for all axes below them."""
+    labels = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labels.values(), labels.keys(), loc="outside lower left", ncols=columns)
+
+
+def _chapter(chapter: Chapter, look: dict[str, Look]) -> tp.Any:
+    """Return a figure with all panels of a chapter."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(chapter.panels), chapter.columns)
+    rows = -(-len(chapter.panels) // columns)
+    upright = [panel for panel in chapter.panels if not isinstance(panel, Lines)]
+    most = max((len(list(panel.systems())) for panel in upright), default=0)
+    size = (3.3 * columns + 0.4, max(2.5, 0.9 + 0.24 * most) * rows + 0.7)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    for place, panel in enumerate(chapter.panels):
+        axes: tp.Any = figure.add_subplot(rows, columns, place + 1)
+        _panel(axes, panel, look)
+        if not isinstance(panel, Lines):
+            axes.set_ylim(most - 0.4, -0.6)  # rows as wide apart in all panels
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_xlabel(panel.x_label)
+    if any(isinstance(panel, Lines) for panel in chapter.panels):
+        _legend(figure, columns=max(1, round(1.5 * columns)))
+    return figure
+
+
+def _panel(axes: tp.Any, panel: Panel, look: dict[str, Look]) -> None:
+    match panel:
+        case Points():
+            if panel.chance:
+                axes.axvline(0.5, color="0.5", linestyle=":", linewidth=1)
+                axes.set_xlim(-0.03, 1.03)
+            _points(axes, dict(panel.points), look)
+        case Bars():
+            _bars(axes, panel, look)
+        case Lines():
+            _lines(axes, panel, look)
+
+
+def _lines(axes: tp.Any, panel: Lines, look: dict[str, Look]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for name in (name for name in look if name in panel.lines):
+        x, y = panel.lines[name]
+        _line(axes, x, y, name, look[name], dots=panel.dots)
+    _references(axes, panel.references, look)
+    axes.set_ylabel(panel.y_label)
+    if panel.log:
+        axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        # Large numbers alone: of a share, m would be read as metres.
+        if max(map(abs, axis.get_view_interval())) >= 1000:
+            axis.set_major_formatter(EngFormatter(sep=" "))
+        if axis.get_scale() == "linear":
+            axis.get_major_locator().set_params(nbins=5)
+    if panel.dots:
+        axes.set_xlim(left=0)
+        places = sorted({x for line in panel.lines.values() for x in line.x})
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+    if panel.zero:
+        axes.set_ylim(bottom=0)
+
+
+def _references(axes: tp.Any, references: Mapping[str, Estimate], look: dict[str, Look]) -> None:
+    """Draw the paper's figures across."""
+    for name, (value, low, high) in references.items():
+        colour = PALETTE[look[name].colour][0]
+        axes.axhspan(low, high, color=colour, alpha=0.1, linewidth=0)
+        axes.axhline(value, color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=_cut(name))
+
+
+def _bars(axes: tp.Any, panel: Bars, look: dict[str, Look]) -> None:
+    """A row for each: its bar, and what it says; the paper's are hollow."""
+    for row, (name, (share, text)) in enumerate(panel.bars.items()):
+        colour = PALETTE[look[name].colour][0]
+        fill = "none" if name.endswith(MARK) else colour
+        axes.barh(row, share, height=0.62, facecolor=fill, edgecolor=colour, linewidth=1.3)
+        axes.text(share + 0.02, row, text, va="center", fontsize=8)
+    axes.set_yticks(range(len(panel.bars)), [_cut(name) for name in panel.bars])
+    axes.set_xlim(0, 1.28)
+    axes.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
 
 
 def _files(figure: tp.Any, name: str) -> Iterator[tuple[str, bytes]]:
@@ -100,6 +193,7 @@ def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Lo
     axes = figure.add_axes((0.105, 0.15, 0.62, 0.74))
     for name in (name for name in order if name in task.curves):
         _line(axes, task.curves[name].steps, task.curves[name].value, name, look[name])
+    _references(axes, task.references, look)
     axes.set(title=task.name, xlabel="environment steps", ylabel=f"return ({over} over seeds)")
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.xaxis.get_major_locator().set_params(nbins=5)
@@ -107,16 +201,25 @@ def _curves(figure: tp.Any, task: Task, order: Sequence[str], look: dict[str, Lo
         figure.legend(loc="upper left", bbox_to_anchor=(0.735, 0.9))
 
 
-def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look) -> None:
-    colour, marker = PALETTE[look.colour][0], None if len(x) > 1 else "o"
+def _line(axes: tp.Any, x: np.ndarray, y: Estimate, name: str, look: Look, dots: bool = False) -> None:
+    colour, marker = PALETTE[look.colour][0], "o" if dots or len(x) == 1 else None
     axes.plot(
-        x, y.value, color=colour, linestyle=_DASHES[look.dash], marker=marker, linewidth=1.5, label=_cut(name)
+        x,
+        y.value,
+        color=colour,
+        linestyle=_DASHES[look.dash],
+        marker=marker,
+        markersize=4,
+        linewidth=1.5,
+        label=_cut(name),
     )
     if np.isfinite(y.low).all():
         axes.fill_between(x, y.low, y.high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[str, Look]) -> None:
+    from matplotlib.ticker import EngFormatter
+
     count = len(suite.aggregates.compared)
     title = f"{suite.name}, {count} task{'s' * (count > 1)}"
     figure.suptitle(title, x=0.02, ha="left", fontweight="bold")
@@ -136,12 +239,22 @@ def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[s
     _points(chances, suite.aggregates.improvement[ours], look)
     chances.axvline(0.5, color="0.5", linestyle=":", linewidth=1)
     chances.set(title=f"Chance that {_cut(ours)} beats", xlim=(0, 1))
+    steps = suite.aggregates.steps
     for name in names:
         _line(profiles, THRESHOLDS, suite.aggregates.profiles[name], name, look[name])
         if name in suite.aggregates.efficiency:
-            _line(curves, np.linspace(0, 1, POINTS), suite.aggregates.efficiency[name], name, look[name])
+            _line(
+                curves,
+                np.linspace(*(steps or (0, 1)), POINTS),
+                suite.aggregates.efficiency[name],
+                name,
+                look[name],
+            )
     profiles.set(title="Performance profile", xlabel="normalised score", ylabel="share of runs above")
-    curves.set(title="Sample efficiency", xlabel="share of training", ylabel="normalised return (IQM)")
+    over = "environment steps" if steps else "share of training"
+    curves.set(title="Sample efficiency", xlabel=over, ylabel="normalised return (IQM)")
+    if steps:
+        curves.xaxis.set_major_formatter(EngFormatter(sep=" "))
     handles, labels = profiles.get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=6)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sable.reports import paper
 from sable.reports.stats import Estimate
-from sable.reports.variants import ELSEWHERE, System
+from sable.reports.variants import ELSEWHERE, System, is_changed
 
 # On light paper and on dark, told apart with any of the three kinds of colour blindness (simulated), and 3:1
 # from the paper. The first are for the paper's systems, in its order.
@@ -48,6 +48,16 @@ def looks(systems: Sequence[System]) -> dict[str, Look]:
             dash = 3 if system.best else (k + again) % 3
             found[system.name] = Look(places[family], dash, system.best)
     return found
+
+
+def chapter_looks(systems: Sequence[System], names: Sequence[str]) -> dict[str, Look]:
+    """Return the looks of a chapter's systems, in the report's order. They are the report's, but for changed
+    forms of one system: of these a report may have more than colours, a chapter has not."""
+    known = {system.name: system for system in systems}
+    order = [name for name in known if name in names] + [name for name in names if name not in known]
+    here = [known.get(name, System(name, name, False)) for name in order]
+    usual, own = looks([*systems, *(one for one in here if one.name not in known)]), looks(here)
+    return {one.name: (own if is_changed(one.family) else usual)[one.name] for one in here}
 
 
 def decimals(values: Iterable[float]) -> int:

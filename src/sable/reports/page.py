@@ -7,6 +7,7 @@ import math
 import re
 import typing as tp
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,14 @@ import numpy as np
 from sable.errors import SableError
 from sable.files import write_atomically
 from sable.installation import VERSION
-from sable.reports import figures, tables
+from sable.reports import chapters, figures, tables
 from sable.reports import read as results
 from sable.reports.analysis import Analysis, Curve, Suite, Task, analyse
-from sable.reports.looks import PALETTE, looks
+from sable.reports.looks import PALETTE, chapter_looks, decimals, looks
+from sable.reports.panels import Bars, Chapter, Line, Lines, Panel, Points
 from sable.reports.stats import Estimate
+from sable.reports.typeset import Figure, Table
+from sable.reports.variants import System
 from sable.runs import directory as runs
 
 _SCRIPTS = (
@@ -27,8 +31,10 @@ _SCRIPTS = (
     "chart.js",
     "lines.js",
     "intervals.js",
+    "bars.js",
     "page.js",
     "sections.js",
+    "chapters.js",
     "suites.js",
     "start.js",
 )
@@ -45,11 +51,14 @@ def write(
     paths: Sequence[str | Path], out: str | Path, *, paper: bool = False, curves: str = "iqm"
 ) -> Report:
     """Write report.html, report.md, tables.tex and figures/ into the folder `out`, from the finished runs in
-    or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's. `curves`
-    says what learning curves are over seeds."""
+    or below `paths` and from marl-eval JSON files; with `paper`, our figures beside the paper's, and its
+    figures and tables made of these runs. `curves` says what learning curves are over seeds."""
     out = Path(out).expanduser()
     _require_place(out)
-    analysis = analyse(results.read(paths), beside_paper=paper, curves=curves)
+    found = results.read(paths)
+    analysis = analyse(found, beside_paper=paper, curves=curves)
+    if paper:
+        analysis = replace(analysis, chapters=chapters.make(found, analysis))
     names = _file_names(analysis)
     # All is made before anything is written: what fails, fails with nothing changed.
     files = {f"figures/{name}": content for name, content in figures.draw(analysis, names)}
@@ -111,7 +120,62 @@ def _data(analysis: Analysis) -> dict[str, tp.Any]:
             one._asdict() | {"ours": _estimate(one.ours), "paper": _estimate(one.paper)}
             for one in analysis.paper
         ],
+        "chapters": [_chapter(chapter, analysis.systems) for chapter in analysis.chapters],
     }
+
+
+def _chapter(chapter: Chapter, systems: Sequence[System]) -> dict[str, tp.Any]:
+    look = chapter_looks(systems, chapter.systems())
+    return {
+        "systems": [{"name": name} | own._asdict() for name, own in look.items()],
+        "title": chapter.title,
+        "text": chapter.text,
+        "missing": chapter.missing,
+        "command": chapter.command,
+        "panels": [] if chapter.elsewhere else [_panel(panel) for panel in chapter.panels],
+        "elsewhere": chapter.elsewhere,
+        "tables": [_table(one) for one in chapter.tables],
+    }
+
+
+def _panel(panel: Panel) -> dict[str, tp.Any]:
+    found: dict[str, tp.Any] = {"title": panel.title, "xLabel": panel.x_label}
+    match panel:
+        case Lines():
+            values = [y for line in panel.lines.values() for y in line.y if np.isfinite(y).all()]
+            values += [np.array(one) for one in panel.references.values()]
+            highest = max((float(np.abs(one).max()) for one in values), default=0.0)
+            return found | {
+                "kind": "lines",
+                "yLabel": panel.y_label,
+                "lines": {name: _places(line, _digits(highest)) for name, line in panel.lines.items()},
+                "references": {name: _estimate(one) for name, one in panel.references.items()},
+                "dots": panel.dots,
+                "zero": panel.zero,
+                "log": panel.log,
+                "decimals": decimals([highest]),
+            }
+        case Points():
+            points = {name: _estimate(one) for name, one in panel.points.items()}
+            return found | {"kind": "points", "points": points, "chance": panel.chance}
+        case Bars():
+            return found | {"kind": "bars", "bars": {name: [*bar] for name, bar in panel.bars.items()}}
+
+
+def _places(line: Line, digits: int) -> dict[str, tp.Any]:
+    """A line to draw: its ends alone where its places lie evenly between them."""
+    x = line.x.tolist()
+    even = len(x) > 1 and np.allclose(line.x, np.linspace(x[0], x[-1], len(x)), rtol=1e-6)
+    return {"x": [x[0], x[-1]], "at": None if even else x, "seeds": []} | _line(line.y, digits)
+
+
+def _table(table: Table) -> dict[str, tp.Any]:
+    def cell(content: str | Figure) -> tp.Any:
+        if isinstance(content, str):
+            return content
+        return [_estimate(content.estimate), content.digits, content.highest, content.overlaps]
+
+    return {"caption": table.caption, "head": table.head, "rows": [[cell(c) for c in r] for r in table.rows]}
 
 
 def _suite(suite: Suite, contestants: Sequence[str]) -> dict[str, tp.Any]:
@@ -128,6 +192,7 @@ def _suite(suite: Suite, contestants: Sequence[str]) -> dict[str, tp.Any]:
         },
         "profiles": {name: _line(shares, 3) for name, shares in found.profiles.items()},
         "efficiency": {name: _line(returns, 4) for name, returns in found.efficiency.items()},
+        "steps": found.steps,
     }
 
 
@@ -143,6 +208,7 @@ def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
             for summary, systems in task.summaries.items()
         },
         "curves": {name: _curve(curve) for name, curve in task.curves.items()},
+        "references": {name: _estimate(one) for name, one in task.references.items()},
         "costs": {
             name: [round(cost.steps_per_second), round(cost.peak_memory_bytes), cost.seeds, cost.device]
             for name, cost in task.costs.items()
@@ -194,3 +260,4 @@ def _all_names(analysis: Analysis) -> Iterable[str]:
     for suite in analysis.suites:
         yield f"suite {suite.name}"
         yield from (task.name for task in suite.tasks)
+    yield from (f"paper {chapter.key}" for chapter in analysis.chapters)

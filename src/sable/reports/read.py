@@ -5,6 +5,7 @@ import typing as tp
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class Cost(tp.NamedTuple):
     device: str
     steps_per_second: float
     peak_memory_bytes: float
+    algorithm: str = ""  # the system without its variant
+    settings: Mapping[str, tp.Any] = MappingProxyType({})  # the algorithm's, as the run recorded them
 
 
 class Results(tp.NamedTuple):
@@ -106,6 +109,8 @@ def read_cost(directory: Path) -> Cost:
         str(device.get("kind", "")) if isinstance(device, dict) else "",
         number(summary.get("steps_per_second")),
         number(summary.get("peak_memory_bytes")),
+        run.system,
+        fields,
     )
 
 

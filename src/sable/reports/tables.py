@@ -22,6 +22,7 @@ def markdown(analysis: Analysis, names: dict[str, str]) -> str:
         parts += ["## To know about these runs", "\n".join(f"- {escaped(note)}" for note in analysis.notes)]
     if analysis.paper:
         parts += ["## Beside the paper", *map(to_markdown, best_of_all(analysis) + verdicts(analysis))]
+    parts += chapters(analysis, names)
     for suite in analysis.suites:
         parts.append(f"## {escaped(suite.name)}")
         if suite.aggregates.iqm:
@@ -36,9 +37,23 @@ def markdown(analysis: Analysis, names: dict[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def chapters(analysis: Analysis, names: dict[str, str]) -> list[str]:
+    """Return the paper's figures and tables in Markdown."""
+    parts = ["## The paper's figures and tables"] if analysis.chapters else []
+    for chapter in analysis.chapters:
+        parts += [f"### {escaped(chapter.title)}", escaped(chapter.text)]
+        if chapter.missing:
+            parts.append(f"{escaped(chapter.missing)}. `{chapter.command}` makes what is missing.")
+        if chapter.panels:
+            parts.append(f"![{escaped(chapter.title)}](figures/{names[f'paper {chapter.key}']}.svg)")
+        parts += map(to_markdown, chapter.tables)
+    return parts
+
+
 def latex(analysis: Analysis) -> str:
     """All tables in LaTeX."""
     parts = [[wins(analysis), *best_of_all(analysis), *verdicts(analysis)]]
+    parts += [chapter.tables for chapter in analysis.chapters if chapter.tables]
     for suite in analysis.suites:
         own = [scores(suite, s) for s in stats.SUMMARIES] + together(suite)
         own += beside(analysis, suite) + costs(suite)

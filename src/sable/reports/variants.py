@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from sable.config.schema import SYSTEM_CONFIGS
 from sable.reports import paper
 from sable.reports.stats import Scores
 
@@ -41,6 +42,12 @@ def named(names: Iterable[str]) -> list[System]:
             best = f"{family} (best)"
             found.append(System(best if best not in taken else f"{best} here", family, True))
     return found
+
+
+def is_changed(family: str) -> bool:
+    """Return whether a family is one of our systems with other changes than memory and precision."""
+    name = ELSEWHERE.sub("", family)
+    return name not in SYSTEM_CONFIGS and name.split(" ")[0] in SYSTEM_CONFIGS
 
 
 def with_best(scores: Mapping[str, Scores], systems: Sequence[System]) -> dict[str, Scores]:

@@ -127,9 +127,8 @@ def _scaling() -> list[tuple[str, str]]:
 
 def _ablation() -> list[tuple[str, str]]:
     """What Sable has and MAT lacks, one by one."""
-    names = ["rware/tiny-4ag", "rware/medium-4ag", "smax/3s5z", "smax/smacv2_5_units"]
     systems = ["mat", "mat:rms-norm", "mat:swiglu", "mat:rms-norm:swiglu", "sable:memory", "sable:no-memory"]
-    return _product(names, systems)
+    return _product(paper.ABLATION, systems)
 
 
 def _chunk() -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ const SLIP = 8; // a press that moves less, in pixels, is no drag
  *
  * `kind` says what is in it: its `height()`, its `domain()` along x, the `frame(width, low, high)` left for
  * drawing, `paint(frame)`, what `pick(x, frame, y)` finds nearest, as { x, title, rows: [[system, estimate,
- * decimals]], dots: [[x, y, system]] }, and the `stops(frame)` of arrow keys.
+ * decimals]], dots: [[x, y, system]] }, and the `stops(frame)` of arrow keys; `places()`, if there are any, are
+ * what its axis is marked at.
  */
 function chart(place, kind) {
   const view = { zoom: null, at: null, frame: null };
@@ -68,7 +69,10 @@ function chart(place, kind) {
 
   function axis(frame, low, high) {
     const { found, decimals } = ticks(low, high, Math.max(3, Math.floor((frame.right - frame.left) / 58)));
-    for (const value of found) {
+    let free = -Infinity;
+    for (const value of kind.places?.() ?? found) {
+      if (kind.places?.() && (value < low || value > high || frame.x(value) < free)) continue;
+      free = frame.x(value) + 24;
       const px = frame.x(value);
       frame.svg.append(
         make("line", { class: "axis", x1: px, x2: px, y1: frame.bottom, y2: frame.bottom + 4 }),

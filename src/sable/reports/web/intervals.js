@@ -48,12 +48,8 @@ function intervalChart(place, { rows, bounds, half, xLabel, label }) {
       rows().forEach(([system, estimate], k) => {
         const [value, least, most] = estimate;
         const y = frame.y(k);
-        const fits = Math.floor((frame.left - 12) / 6.6);
-        const name = system.name.length > fits ? system.name.slice(0, fits - 1) + "…" : system.name;
         frame.svg.append(make("line", { class: "rule", x1: frame.left, x2: frame.right, y1: y, y2: y }));
-        frame.svg.append(
-          make("text", { class: "name", x: 0, y: y + 4 }, make("title", {}, system.name), name),
-        );
+        frame.svg.append(rowName(system, frame, y));
         frame.svg.append(
           make("text", { x: frame.values, y: y + 4 }, `${format(value)} ${interval(estimate)}`),
         );

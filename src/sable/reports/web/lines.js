@@ -1,17 +1,40 @@
 // Charts of lines.
 
-/** Lines with bands. `lines()`: [{ system, x: [first, last], value, low, high, seeds }]; points lie evenly. */
-function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimals, height, label, seeds }) {
+/**
+ * Lines with bands. `lines()`: [{ system, x: [first, last], at, value, low, high, seeds }]; points lie evenly but
+ * where `at` says their places. `references()`: [[system, estimate]], levels drawn across.
+ */
+function lineChart(
+  place,
+  {
+    lines, bounds, xLabel, yLabel, xTick, title, decimals, height, label, seeds,
+    references = () => [], dots = false, zero = false, log = false,
+  },
+) {
+  const scaled = log ? Math.log10 : (y) => y;
+  const last = (line) => line.value.length - 1;
   const at = (line, k) =>
-    line.value.length < 2 ? line.x[0] : line.x[0] + ((line.x[1] - line.x[0]) * k) / (line.value.length - 1);
+    line.at
+      ? line.at[clamp(k, 0, last(line))]
+      : last(line) < 1
+        ? line.x[0]
+        : line.x[0] + ((line.x[1] - line.x[0]) * k) / last(line);
+  const places = (line) => line.value.map((_, k) => at(line, k));
   const nearest = (line, x) =>
-    line.value.length < 2
+    line.at
+      ? line.at.reduce((best, value, k) => (Math.abs(value - x) < Math.abs(line.at[best] - x) ? k : best), 0)
+      : last(line) < 1
       ? 0
       : clamp(
           Math.round(((x - line.x[0]) / (line.x[1] - line.x[0])) * (line.value.length - 1)),
           0,
           line.value.length - 1,
         );
+  const backwards = (line) => ({
+    ...line,
+    x: [line.x[1], line.x[0]],
+    at: line.at ? [...line.at].reverse() : null,
+  });
   const path = (line, values, frame) =>
     values
       .map((y, k) => `${k ? "L" : "M"}${frame.x(at(line, k)).toFixed(1)} ${frame.y(y).toFixed(1)}`)
@@ -26,14 +49,21 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
           if (y === null || at(line, k + 1) < low || at(line, k - 1) > high) return;
           [least, most] = [Math.min(least, y), Math.max(most, y)];
         });
+    for (const [, estimate] of references()) {
+      least = Math.min(least, ...estimate);
+      most = Math.max(most, ...estimate);
+    }
+    if (zero) least = Math.min(least, 0);
     if (least > most) return [0, 1];
+    [least, most] = [scaled(least), scaled(most)];
     const room = (most - least) * 0.05 || Math.abs(most) * 0.05 || 0.5;
-    return [least - room, most + room];
+    return [zero && least === 0 ? 0 : least - room, most + room];
   }
 
   return chart(place, {
     xLabel,
     tick: xTick,
+    places: () => (dots ? [...new Set(lines().flatMap((line) => places(line)))].sort((a, b) => a - b) : null),
     label,
     height: () => height,
     domain() {
@@ -43,6 +73,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
         Math.min(...shown.map((line) => line.x[0])),
         Math.max(...shown.map((line) => line.x[1])),
       ];
+      if (dots) return [0, (high || 1) * 1.04];
       // Training begins at 0; a budget rounded to whole updates still ends at its round number.
       return high > low
         ? [low < high / 10 ? Math.min(low, 0) : low, high > 1 ? high * 1.002 : high]
@@ -50,11 +81,12 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
     },
     frame(width, low, high) {
       const [least, most] = reach(low, high);
-      const scale = ticks(least, most, 5);
-      const texts = scale.found.map((value) => format(value, scale.decimals));
+      const even = ticks(least, most, 5);
+      const found = log ? decades(least, most) : even.found;
+      const texts = found.map((value) => (log ? short(value) : format(value, even.decimals)));
       const left = 12 + 6.3 * Math.max(...texts.map((text) => text.length), 1);
       const [top, bottom] = [20, height - 40];
-      const y = (value) => bottom - ((value - least) / (most - least)) * (bottom - top);
+      const y = (value) => bottom - ((scaled(value) - least) / (most - least)) * (bottom - top);
       return {
         width,
         height,
@@ -63,7 +95,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
         top,
         bottom,
         y,
-        levels: scale.found.map((value, k) => [y(value), texts[k]]),
+        levels: found.map((value, k) => [y(value), texts[k]]),
       };
     },
     paint(frame) {
@@ -72,6 +104,28 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
         frame.svg.append(make("text", { x: frame.left - 7, y: py + 4, "text-anchor": "end" }, text));
       }
       frame.svg.append(make("text", { x: 0, y: 9 }, yLabel));
+      for (const [system, [value, least, most]] of references())
+        frame.inside.append(
+          make(
+            "g",
+            { "data-paper": system.name, stroke: colour(system) },
+            make("rect", {
+              class: "band",
+              fill: colour(system),
+              x: frame.left,
+              width: Math.max(0, frame.right - frame.left),
+              y: frame.y(most),
+              height: frame.y(least) - frame.y(most),
+            }),
+            make("line", {
+              class: "level",
+              x1: frame.left,
+              x2: frame.right,
+              y1: frame.y(value),
+              y2: frame.y(value),
+            }),
+          ),
+        );
       for (const line of lines()) {
         const own = { stroke: colour(line.system), "data-system": line.system.name };
         const group = make("g", own);
@@ -83,7 +137,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
               d:
                 path(line, line.high, frame) +
                 "L" +
-                path({ ...line, x: [line.x[1], line.x[0]] }, [...line.low].reverse(), frame).slice(1) +
+                path(backwards(line), [...line.low].reverse(), frame).slice(1) +
                 "z",
             }),
           );
@@ -98,15 +152,17 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
               d: path(line, line.value, frame),
             }),
           );
-        else
-          group.append(
-            make("circle", {
-              class: "series",
-              cx: frame.x(line.x[0]),
-              cy: frame.y(line.value[0]),
-              r: 3.5,
-              style: `fill: ${colour(line.system)}`,
-            }),
+        if (dots || line.value.length === 1)
+          line.value.forEach((value, k) =>
+            group.append(
+              make("circle", {
+                class: "series",
+                cx: frame.x(at(line, k)),
+                cy: frame.y(value),
+                r: 3.5,
+                style: `fill: ${colour(line.system)}`,
+              }),
+            ),
           );
         frame.inside.append(group);
       }
@@ -127,6 +183,7 @@ function lineChart(place, { lines, bounds, xLabel, yLabel, xTick, title, decimal
         .map((line) => at(line, nearest(line, x)))
         .reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a));
       const within = (line) => {
+        if (line.at) return line.at.includes(close);
         const gap = (line.x[1] - line.x[0]) / Math.max(line.value.length - 1, 1) / 2;
         return close >= line.x[0] - gap && close <= line.x[1] + gap;
       };

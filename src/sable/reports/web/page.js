@@ -15,6 +15,7 @@ const LONG = {
 };
 const VERDICTS = { "not below": ["good", "▲"], overlapping: ["even", "●"], below: ["poor", "▼"] };
 const plural = (count, word) => `${format(count, 0)} ${word}${count === 1 ? "" : "s"}`;
+const isPaper = (name) => name.endsWith(" (paper)");
 const tail = (task) => task.slice(task.indexOf("/") + 1);
 
 /** A chart with a title, drawn when it first comes into sight. */
@@ -96,7 +97,7 @@ function top() {
       "p",
       { class: "lead" },
       [
-        plural(data.systems.filter((s) => !s.best && !s.name.endsWith("(paper)")).length, "system"),
+        plural(data.systems.filter((s) => !s.best && !isPaper(s.name)).length, "system"),
         plural(tasks().length, "task"),
         plural(data.suites.length, "suite"),
         plural(data.runs, "run"),
@@ -104,7 +105,8 @@ function top() {
     ),
     make(
       "nav",
-      { "aria-label": "Suites" },
+      { "aria-label": "Chapters" },
+      data.chapters.length ? make("a", { href: "#paper" }, "the paper's figures") : [],
       data.suites.map((suite, k) => make("a", { href: `#suite${k}` }, suite.name)),
     ),
   );

@@ -4,7 +4,7 @@ top();
 bar();
 document
   .getElementById("main")
-  .append(...[wins(), notes(), beside(), ...data.suites.map(section)].filter(Boolean));
+  .append(...[wins(), notes(), beside(), chapters(), ...data.suites.map(section)].filter(Boolean));
 document.getElementById("foot").append(make("p", { class: "small" }, data.made));
 change({});
 for (const one of charts) {

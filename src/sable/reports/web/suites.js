@@ -88,8 +88,7 @@ function costs(suite) {
 function aggregates(suite) {
   if (!suite.leader) return null;
   const known = (found) => data.systems.filter((system) => shown(system.name) && system.name in found);
-  const lines = (found, last) => () =>
-    known(found).map((system) => ({ system, x: [0, last], ...found[system.name] }));
+  const lines = (found, x) => () => known(found).map((system) => ({ system, x, ...found[system.name] }));
   const percent = (value) => `${format(100 * value, 0)} %`;
   const unit = { bounds: [0, 1], height: 290, decimals: 3, seeds: () => false };
   const chosen = () => (state.chosen in suite.improvement ? state.chosen : suite.leader);
@@ -128,7 +127,7 @@ function aggregates(suite) {
     figure("Performance profile", make("small", {}, "share of runs above a score"), (place) =>
       lineChart(place, {
         ...unit,
-        lines: lines(suite.profiles, 1),
+        lines: lines(suite.profiles, [0, 1]),
         xLabel: "normalised score",
         yLabel: "share of runs",
         xTick: format,
@@ -143,11 +142,11 @@ function aggregates(suite) {
         lineChart(place, {
           ...unit,
           bounds: null,
-          lines: lines(suite.efficiency, 1),
-          xLabel: "share of training",
+          lines: lines(suite.efficiency, suite.steps ?? [0, 1]),
+          xLabel: suite.steps ? "environment steps" : "share of training",
           yLabel: "normalised return",
-          xTick: percent,
-          title: (x) => `after ${percent(x)} of training`,
+          xTick: suite.steps ? short : percent,
+          title: (x) => (suite.steps ? `${short(x)} steps` : `after ${percent(x)} of training`),
           label: () => `Sample efficiency on ${suite.name}`,
         }),
       ),
@@ -163,6 +162,10 @@ function curves(suite) {
           data.systems
             .filter(({ name }) => shown(name) && task.curves[name])
             .map((system) => ({ system, ...task.curves[system.name] })),
+        references: () =>
+          data.systems
+            .filter(({ name }) => shown(name) && task.references[name])
+            .map((system) => [system, task.references[system.name]]),
         seeds: () => state.seeds,
         height: 250,
         decimals: task.decimals,

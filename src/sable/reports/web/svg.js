@@ -52,6 +52,14 @@ function ticks(low, high, count) {
   return { found, decimals: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
 }
 
+/** 1, 2 and 5 times powers of ten between 10 ** low and 10 ** high; the powers alone where there are many. */
+function decades(low, high) {
+  const steps = high - low > 2.5 ? [1] : [1, 2, 5];
+  return Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, k) => Math.floor(low) + k)
+    .flatMap((power) => steps.map((step) => step * 10 ** power))
+    .filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+}
+
 /** A line sample as in the legend: the system's colour, its dashes, a diamond for the best of variants. */
 function mark(system) {
   const line = make("line", {

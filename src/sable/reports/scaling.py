@@ -1,0 +1,225 @@
+"""Figures of the paper about size: what large teams cost and learn, and what chunks of time cost."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from sable.envs import tasks
+from sable.envs.custom import suite_and_name
+from sable.errors import SableError
+from sable.reports import beside, paper
+from sable.reports.analysis import MAIN, Analysis, Task
+from sable.reports.panels import Chapter, Line, Lines
+from sable.reports.read import Cost, Results
+from sable.reports.stats import Estimate
+from sable.reports.tables import memory, short
+from sable.reports.typeset import Figure, Table
+
+SUITES, LEAST = ("lbf", "neom"), 32
+"""Where the paper scales teams, and from how many agents on."""
+SCALING, CHUNK = "sable benchmark scaling", "sable benchmark chunk"
+
+
+def team_size(task: str) -> int | None:
+    """Return the number of agents of a task of the scaling study, None of any other."""
+    try:
+        found = tasks.parse(task) if task.partition("/")[0] in SUITES else None
+    except SableError:
+        return None
+    return found.num_agents if found and found.num_agents >= LEAST else None
+
+
+def costs(analysis: Analysis) -> list[Chapter]:
+    """Return throughput and memory against the number of agents."""
+    paces, memories, rows, used = [], [], [], []
+    for suite in SUITES:
+        found = _by_size(_large(analysis, suite))
+        if not found:
+            continue
+        used += [cost for sizes in found.values() for own in sizes.values() for cost in own]
+        for name, unit, panels in (
+            ("steps_per_second", "environment steps a second", paces),
+            ("peak_memory_bytes", "peak memory, GB", memories),
+        ):
+            scale = 1e9 if name == "peak_memory_bytes" else 1.0
+            panels.append(
+                Lines(
+                    title=paper.NAMES[suite],
+                    x_label="agents",
+                    y_label=unit,
+                    lines={system: _means(sizes, name, scale) for system, sizes in found.items()},
+                    dots=True,
+                    zero=name == "peak_memory_bytes",
+                    log=name == "steps_per_second",
+                )
+            )
+        rows += _cost_rows(suite, found)
+    return [
+        _cost_chapter(
+            "throughput", "Throughput by team size", "Figure 1, middle.", paces, used, [], analysis
+        ),
+        _cost_chapter("memory", "Memory by team size", "Figure 1, right.", memories, used, rows, analysis),
+    ]
+
+
+def _large(analysis: Analysis, suite: str) -> list[Task]:
+    """Return the tasks of large teams, small ones first."""
+    known = [task for own in analysis.suites if own.name == suite for task in own.tasks]
+    sizes = {task.name: team_size(task.name) for task in known}
+    return sorted((task for task in known if sizes[task.name]), key=lambda task: sizes[task.name] or 0)
+
+
+def _by_size(found: Iterable[Task]) -> dict[str, dict[int, list[Cost]]]:
+    """Return {system: {agents: what its runs took}}."""
+    sizes: dict[str, dict[int, list[Cost]]] = defaultdict(lambda: defaultdict(list))
+    for task in found:
+        for system, cost in task.costs.items():
+            sizes[system][team_size(task.name) or 0].append(cost)
+    return sizes
+
+
+def _means(sizes: Mapping[int, list[Cost]], name: str, scale: float) -> Line:
+    """Return the mean over a size's tasks, size by size."""
+    return line(
+        {size: float(np.mean([getattr(c, name) for c in own])) / scale for size, own in sizes.items()}
+    )
+
+
+def line(values: Mapping[int, float]) -> Line:
+    """Return the line through single values."""
+    x = sorted(values)
+    nothing = np.full(len(x), math.nan)
+    return Line(np.array(x, float), Estimate(np.array([values[one] for one in x]), nothing, nothing))
+
+
+def _cost_rows(suite: str, found: Mapping[str, Mapping[int, list[Cost]]]) -> list[Table]:
+    sizes = sorted({size for own in found.values() for size in own})
+
+    def cell(costs: list[Cost]) -> str:
+        pace = float(np.mean([cost.steps_per_second for cost in costs]))
+        most = max(costs, key=lambda cost: cost.peak_memory_bytes)
+        return f"{short(pace)} steps/s, {memory(most)}"
+
+    rows = [
+        [str(size), *(cell(own[size]) if size in own else "/" for own in found.values())] for size in sizes
+    ]
+    caption = f"{paper.NAMES[suite]}: environment steps of all seeds a second, and peak memory, by team size"
+    return [Table(caption, ["agents", *found], rows)]
+
+
+def _cost_chapter(
+    key: str,
+    title: str,
+    text: str,
+    panels: list[Lines],
+    used: list[Cost],
+    rows: list[Table],
+    analysis: Analysis,
+) -> Chapter:
+    if used:
+        seeds = sorted({cost.seeds for cost in used})
+        devices = ", ".join(dict.fromkeys(cost.device for cost in used))
+        text += (
+            f" Of whole runs, of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])} side by side, on "
+            f"{devices}; the mean over a size's tasks."
+        )
+        if len(seeds) > 1 or len({cost.device for cost in used}) > 1:
+            text += " Runs of other numbers of seeds or on other devices do not compare."
+    if key == "throughput":
+        text += f" {_ratio(analysis)}The paper's: up to {paper.FASTER} times MAT's at 512 agents."
+    lacking = [
+        paper.NAMES[suite] for suite in SUITES if not any(p.title == paper.NAMES[suite] for p in panels)
+    ]
+    missing = f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else ""
+    return Chapter(
+        key=key, title=title, text=text, missing=missing, command=SCALING, panels=[*panels], tables=rows
+    )
+
+
+def _ratio(analysis: Analysis) -> str:
+    """Return by how much Sable is faster than MAT at best, of teams of one size."""
+    found = []
+    for suite in SUITES:
+        for task in _large(analysis, suite):
+            if mat := task.costs.get("mat"):
+                found += [
+                    (cost.steps_per_second / mat.steps_per_second, team_size(task.name), name)
+                    for name, cost in task.costs.items()
+                    if cost.algorithm == "sable"
+                ]
+    if not found:
+        return ""
+    ratio, agents, name = max(found)
+    return f"Here {name} takes up to {ratio:.1f} times MAT's steps a second, at {agents} agents. "
+
+
+def curves(analysis: Analysis) -> Chapter:
+    """Return the learning curves of large teams."""
+    large = {suite: [task for task in _large(analysis, suite) if task.curves] for suite in SUITES}
+    lacking = [paper.NAMES[suite] for suite, own in large.items() if not own]
+    return Chapter(
+        key="team-sizes",
+        title="Learning curves by team size",
+        text="Teams of 32 agents and more, by size. The paper had to leave out memory over time here.",
+        missing=f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else "",
+        command=SCALING,
+        panels=[learning_curves(task, with_suite=True) for own in large.values() for task in own],
+        columns=3,
+    )
+
+
+def learning_curves(task: Task, *, with_suite: bool = False) -> Lines:
+    """Return the curves of a task, with the paper's absolute metric of the same systems."""
+    suite, name = suite_and_name(task.name)
+    return Lines(
+        title=f"{paper.NAMES[suite]} {name}" if with_suite else name,
+        x_label="environment steps",
+        y_label="return",
+        lines={name: Line(curve.steps, curve.value) for name, curve in task.curves.items()},
+        references=task.references,
+    )
+
+
+def chunks(results: Results, analysis: Analysis) -> Chapter:
+    """Return memory and return against the time steps that learning takes at once."""
+    known = {task.name: task for suite in analysis.suites for task in suite.tasks}
+    found: dict[str, dict[int, Cost]] = defaultdict(dict)
+    for cost in results.costs:
+        size = cost.settings.get("chunk_size", 0)
+        if size and cost.settings.get("memory") and cost.task in known:
+            found[cost.task][size] = cost
+    panels, tables = [], []
+    for task, own in found.items():
+        scores = {size: known[task].summaries[MAIN][cost.system] for size, cost in sorted(own.items())}
+        theirs = paper.of_task(task, MAIN)
+        x = np.array(list(scores), float)
+        y = Estimate(*(np.array(part) for part in zip(*scores.values(), strict=True)))
+        memories = line({size: cost.peak_memory_bytes / 1e9 for size, cost in own.items()})
+        name, how = suite_and_name(task)[1], {"x_label": "chunk, time steps", "dots": True}
+        panels += [
+            Lines(title=name, y_label="peak memory, GB", lines={"sable": memories}, zero=True, **how),
+            Lines(
+                title=name,
+                y_label="absolute return",
+                lines={"sable": Line(x, y)},
+                references=beside.marked({"sable": theirs["sable"]} if theirs else {}),
+                **how,
+            ),
+        ]
+        rows = [
+            [str(size), memory(own[size]), short(own[size].steps_per_second), Figure(score, 2, False)]
+            for size, score in scores.items()
+        ]
+        tables.append(Table(f"{task}: chunk size", ["chunk", "memory", "steps/s", "absolute return"], rows))
+    return Chapter(
+        key="chunk-size",
+        title="Memory and return by chunk size",
+        text="Time steps that Sable learns from at once, of a rollout of 128. What is learnt does not depend "
+        "on it; runs differ by rounding.",
+        missing="" if found else "No runs with a chunk size",
+        command=CHUNK,
+        panels=panels,
+        tables=tables,
+    )
