@@ -91,7 +91,7 @@ def _won(evidence: Evidence) -> Chapter:
         if own:
             bars[name] = _bar(len(won[name]), len(own))
     theirs = {name: _bar(count, len(paper.tasks())) for name, count in paper.WON.items()}
-    counts = evidence.analysis.best or beside.papers_counts()
+    counts = _highest(evidence)
     return Chapter(
         key="tasks-won",
         title="Tasks won",
@@ -112,6 +112,18 @@ def _won(evidence: Evidence) -> Chapter:
     )
 
 
+def _highest(evidence: Evidence) -> list[beside.Count]:
+    """Return on how many tasks each system has the highest mean; the paper's among themselves, on the same
+    tasks if there are any."""
+    known = [task for suite in evidence.analysis.suites for task in suite.tasks]
+    means = {
+        name: {task.name: task.summaries[MAIN][name] for task in known if name in task.summaries[MAIN]}
+        for name in evidence.contest
+    }
+    tasks = [task.name for task in known if paper.of_task(task.name, MAIN)]
+    return beside.counts(means, evidence.families) + beside.papers_counts(tasks or None)
+
+
 def _bar(count: int, whole: int) -> Bar:
     return Bar(count / whole, f"{count} of {whole}")
 
@@ -124,9 +136,15 @@ def _lacking(count: int, whole: int) -> str:
 
 
 def _without(evidence: Evidence, suites: Iterable[str]) -> str:
-    """Return what is said of those suites of the paper that are not in these."""
-    missing = [_name(suite) for suite in evidence.suites if suite not in set(suites)]
-    return f"No two systems share enough tasks of {', '.join(missing)}" if missing else ""
+    """Return what is said of those suites of the paper that are not in these, or not whole."""
+    have, lines = set(suites), []
+    if missing := [_name(suite) for suite in evidence.suites if suite not in have]:
+        lines.append(f"no two systems share enough tasks of {', '.join(missing)}")
+    counts = {suite: (len(evidence.suites[suite].compared), len(_tasks_of(suite))) for suite in suites}
+    if part := [f"{_name(s)} ({count} of {whole})" for s, (count, whole) in counts.items() if count < whole]:
+        lines.append(f"of some suites there are not all tasks: {', '.join(part)}")
+    text = "; ".join(lines)
+    return text[:1].upper() + text[1:]
 
 
 def _sample_efficiency(evidence: Evidence) -> Chapter:

@@ -165,16 +165,16 @@ def curves(analysis: Analysis) -> Chapter:
         text="Teams of 32 agents and more, by size. The paper had to leave out memory over time here.",
         missing=f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else "",
         command=SCALING,
-        panels=[learning_curves(task, with_suite=True) for own in large.values() for task in own],
+        panels=[learning_curves(task) for own in large.values() for task in own],
         columns=3,
     )
 
 
-def learning_curves(task: Task, *, with_suite: bool = False) -> Lines:
+def learning_curves(task: Task) -> Lines:
     """Return the curves of a task, with the paper's absolute metric of the same systems."""
     suite, name = suite_and_name(task.name)
     return Lines(
-        title=f"{paper.NAMES[suite]} {name}" if with_suite else name,
+        title=f"{paper.NAMES.get(suite, suite)} {name}",
         x_label="environment steps",
         y_label="return",
         lines={name: Line(curve.steps, curve.value) for name, curve in task.curves.items()},

@@ -92,11 +92,15 @@ def scores(suite: Suite, summary: str) -> Table:
 
     def row(task: Task) -> list[tp.Any]:
         found = task.summaries[summary]
-        digits, best = task_digits(task), highest(found)
-        cells = [Figure(found[name], digits, name in best) if name in found else "" for name in systems]
+        digits, best, overlapping = task_digits(task), highest(found), overlaps(found)
+        cells = [
+            Figure(found[name], digits, name in best, name in overlapping) if name in found else ""
+            for name in systems
+        ]
         return [_short(task.name), *cells]
 
     caption = f"{suite.name}: {LONG[summary]}, mean over seeds with 95 % bootstrap intervals"
+    caption += "; bold: the highest; asterisk: its interval overlaps that of the highest"
     return Table(caption, ["task", *systems], [row(task) for task in suite.tasks])
 
 
@@ -106,6 +110,15 @@ def highest(found: Mapping[str, Estimate]) -> set[str]:
         return paper.marked(found)[0]
     top = max(estimate.value for estimate in found.values())
     return {name for name, estimate in found.items() if estimate.value == top}
+
+
+def overlaps(found: Mapping[str, Estimate]) -> set[str]:
+    """Return whose interval overlaps that of the highest."""
+    if any(name.endswith(beside_paper.MARK) for name in found):
+        return paper.marked(found)[1]
+    best = highest(found)
+    floor = min(found[name].low for name in best)
+    return {name for name, estimate in found.items() if name not in best and estimate.high >= floor}
 
 
 def together(suite: Suite) -> list[Table]:
