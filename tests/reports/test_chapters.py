@@ -271,3 +271,4 @@ def test_recipes_are_tuned_and_variants_are_not():
 def test_names_in_figures_are_text(written):
     svg = (written / "figures" / "paper-tasks-won.svg").read_text()
     assert ">34 of 45<" in svg and ">sable (paper)<" in svg
+    assert not [path for path in written.rglob("*.svg") if "$" in path.read_text()]

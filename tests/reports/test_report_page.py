@@ -198,7 +198,10 @@ def test_the_papers_figures_are_drawn(page):
     assert "3 of 3" in won.text_content() and "34 of 45" in won.text_content()
     widths = [bar.bounding_box()["width"] for bar in bars.locator("rect").all()]
     assert widths[3] == pytest.approx(widths[0] * 34 / 45, abs=3)
-    efficiency = chart(page, "LBF", suite=PAPER)
+    section = page.locator("section", has=page.get_by_role("heading", name=PAPER))
+    efficiency = section.locator("figure").filter(has=page.get_by_text("LBF", exact=True)).first
+    efficiency.scroll_into_view_if_needed()
+    efficiency.locator("svg[role=img] .axis").first.wait_for(state="attached")
     assert sorted(series(efficiency)) == ["ippo", "mappo", "sable (best)"]
     assert "environment steps" in efficiency.text_content()
     curves = chart(page, "tiny-2ag", suite="rware")

@@ -182,7 +182,8 @@ def _efficiency(title: str, found: Aggregates) -> Lines:
 def _table_1(evidence: Evidence) -> Chapter:
     columns = paper.systems()
     place = {name: evidence.families[name] for name in evidence.contest}
-    columns += [family for family in place.values() if family not in columns]
+    here = {place[name] for own in evidence.suites.values() for name in own.iqm}
+    columns += [family for family in place.values() if family in here and family not in columns]
 
     def row(label: str, found: Mapping[str, stats.Estimate]) -> list[str | Figure]:
         best, overlapping = paper.marked(found)

@@ -131,7 +131,7 @@ def _panel(axes: tp.Any, panel: Panel, look: dict[str, Look]) -> None:
 
 
 def _lines(axes: tp.Any, panel: Lines, look: dict[str, Look]) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     for name in (name for name in look if name in panel.lines):
         x, y = panel.lines[name]
@@ -139,16 +139,18 @@ def _lines(axes: tp.Any, panel: Lines, look: dict[str, Look]) -> None:
     _references(axes, panel.references, look)
     axes.set_ylabel(panel.y_label)
     if panel.log:
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=())  # without minor ticks, which would have labels of their own
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     for axis in (axes.xaxis, axes.yaxis):
         # Large numbers alone: of a share, m would be read as metres.
-        if max(map(abs, axis.get_view_interval())) >= 1000:
-            axis.set_major_formatter(EngFormatter(sep=" "))
         if axis.get_scale() == "linear":
             axis.get_major_locator().set_params(nbins=5)
+            if max(map(abs, axis.get_view_interval())) >= 1000:
+                axis.set_major_formatter(EngFormatter(sep=" "))
     if panel.dots:
-        axes.set_xlim(left=0)
         places = sorted({x for line in panel.lines.values() for x in line.x})
+        axes.set_xlim(0, 1.06 * max(places))
         axes.set_xticks(places, [f"{x:g}" for x in places])
     if panel.zero:
         axes.set_ylim(bottom=0)

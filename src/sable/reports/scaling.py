@@ -172,14 +172,18 @@ def curves(analysis: Analysis) -> Chapter:
 
 def learning_curves(task: Task) -> Lines:
     """Return the curves of a task, with the paper's absolute metric of the same systems."""
-    suite, name = suite_and_name(task.name)
     return Lines(
-        title=f"{paper.NAMES.get(suite, suite)} {name}",
+        title=_title(task.name),
         x_label="environment steps",
         y_label="return",
         lines={name: Line(curve.steps, curve.value) for name, curve in task.curves.items()},
         references=task.references,
     )
+
+
+def _title(task: str) -> str:
+    suite, name = suite_and_name(task)
+    return f"{paper.NAMES.get(suite, suite)} {name}"
 
 
 def chunks(results: Results, analysis: Analysis) -> Chapter:
@@ -197,7 +201,7 @@ def chunks(results: Results, analysis: Analysis) -> Chapter:
         x = np.array(list(scores), float)
         y = Estimate(*(np.array(part) for part in zip(*scores.values(), strict=True)))
         memories = line({size: cost.peak_memory_bytes / 1e9 for size, cost in own.items()})
-        name, how = suite_and_name(task)[1], {"x_label": "chunk, time steps", "dots": True}
+        name, how = _title(task), {"x_label": "chunk, time steps", "dots": True}
         panels += [
             Lines(title=name, y_label="peak memory, GB", lines={"sable": memories}, zero=True, **how),
             Lines(
