@@ -26,7 +26,7 @@ def make_runs():
         memory: bool | None = None,
         label: str = "",
         pace: float = 1_234_567.0,
-        peak: float = 2_500_000_000,
+        peak: float | None = 2_500_000_000,
         **fields,
     ) -> Path:
         fields |= {} if memory is None else {"memory": memory}

@@ -182,6 +182,25 @@ def test_changed_systems_do_not_count_as_systems(made):
     assert not {name for name in names if "norm" in name or "chunk" in name}
 
 
+def test_variants_of_one_system_do_not_compete(tmp_path, make_runs):
+    make_runs(tmp_path, TINY, "sable")
+    make_runs(tmp_path, TINY, "sable", memory=False)
+    found = of(tmp_path)
+    assert found["tasks-won"].missing.startswith("None of the paper's 45 tasks")
+    assert not found["sample-efficiency"].panels and len(found["table-1"].tables[0].rows) == 6
+
+
+def test_unknown_memory_is_left_out(tmp_path, make_runs):
+    make_runs(tmp_path / "runs", LBF32, "sable", peak=None)
+    make_runs(tmp_path / "runs", LBF32, "mat")
+    make_runs(tmp_path / "runs", TINY, "sable", seeds=1, chunk_size=8, peak=None)
+    found = of(tmp_path / "runs")
+    assert set(found["memory"].panels[0].lines) == {"mat"}
+    assert set(found["throughput"].panels[0].lines) == {"sable", "mat"}
+    assert [list(panel.lines) for panel in found["chunk-size"].panels] == [[], ["sable"]]
+    page.write([tmp_path / "runs"], tmp_path / "site", paper=True)
+
+
 def test_what_is_missing_names_its_command(tmp_path, make_runs):
     make_runs(tmp_path, "lbf/8x8-2p-2f-coop", "sable")
     found = of(tmp_path)

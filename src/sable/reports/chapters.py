@@ -57,7 +57,8 @@ def _evidence(results: Results, analysis: Analysis) -> Evidence:
     for one in results.series:
         runs[one.task].append(one)
     families = {system.name: system.family for system in systems}
-    contest = [name for name in analysis.contestants if not variants.is_changed(families[name])]
+    best = {one.family: one.name for one in systems}  # the best comes last in its family
+    contest = [name for family, name in best.items() if not variants.is_changed(family)]
     suites = {}
     for suite in paper.suite_names():
         tasks = [task for task in _tasks_of(suite) if task in runs]
@@ -106,7 +107,7 @@ def _won(evidence: Evidence) -> Chapter:
             Bars(
                 title="Highest mean of all",
                 x_label="share of tasks",
-                bars={one.system: _bar(one.best, one.tasks) for one in counts},
+                bars={one.system: _bar(one.best, one.tasks) for one in counts if one.tasks},
             ),
         ],
     )

@@ -150,7 +150,7 @@ def _lines(axes: tp.Any, panel: Lines, look: dict[str, Look]) -> None:
                 axis.set_major_formatter(EngFormatter(sep=" "))
     if panel.dots:
         places = sorted({x for line in panel.lines.values() for x in line.x})
-        axes.set_xlim(0, 1.06 * max(places))
+        axes.set_xlim(0, 1.06 * max(places, default=1.0))
         axes.set_xticks(places, [f"{x:g}" for x in places])
     if panel.zero:
         axes.set_ylim(bottom=0)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,35 +33,66 @@ def team_size(task: str) -> int | None:
 
 def costs(analysis: Analysis) -> list[Chapter]:
     """Return throughput and memory against the number of agents."""
-    paces, memories, rows, used = [], [], [], []
-    for suite in SUITES:
-        found = _by_size(_large(analysis, suite))
-        if not found:
-            continue
-        used += [cost for sizes in found.values() for own in sizes.values() for cost in own]
-        for name, unit, panels in (
-            ("steps_per_second", "environment steps a second", paces),
-            ("peak_memory_bytes", "peak memory, GB", memories),
-        ):
-            scale = 1e9 if name == "peak_memory_bytes" else 1.0
-            panels.append(
-                Lines(
-                    title=paper.NAMES[suite],
-                    x_label="agents",
-                    y_label=unit,
-                    lines={system: _means(sizes, name, scale) for system, sizes in found.items()},
-                    dots=True,
-                    zero=name == "peak_memory_bytes",
-                    log=name == "steps_per_second",
-                )
+    found = {suite: _by_size(_large(analysis, suite)) for suite in SUITES}
+    found = {suite: own for suite, own in found.items() if own}
+    lacking = [paper.NAMES[suite] for suite in SUITES if suite not in found]
+    measured = _measured(
+        [c for own in found.values() for x in own.values() for costs in x.values() for c in costs]
+    )
+    paces, memories = (
+        [
+            Lines(
+                title=paper.NAMES[suite],
+                x_label="agents",
+                y_label=label,
+                lines={name: means for name, x in own.items() if (means := _means(x, field, unit)).x.size},
+                dots=True,
+                zero=field == "peak_memory_bytes",
+                log=field == "steps_per_second",
             )
-        rows += _cost_rows(suite, found)
+            for suite, own in found.items()
+        ]
+        for field, label, unit in (
+            ("steps_per_second", "environment steps a second", 1.0),
+            ("peak_memory_bytes", "peak memory, GB", 1e9),
+        )
+    )
+    theirs = f"The paper's: up to {paper.FASTER} times MAT's at 512 agents."
+    how = {"missing": _missing(lacking), "command": SCALING}
     return [
-        _cost_chapter(
-            "throughput", "Throughput by team size", "Figure 1, middle.", paces, used, [], analysis
+        Chapter(
+            key="throughput",
+            title="Throughput by team size",
+            text=" ".join(filter(None, ("Figure 1, middle.", measured, _ratio(analysis), theirs))),
+            panels=[*paces],
+            **how,
         ),
-        _cost_chapter("memory", "Memory by team size", "Figure 1, right.", memories, used, rows, analysis),
+        Chapter(
+            key="memory",
+            title="Memory by team size",
+            text=" ".join(filter(None, ("Figure 1, right.", measured))),
+            panels=[*memories],
+            tables=[_cost_table(suite, own) for suite, own in found.items()],
+            **how,
+        ),
     ]
+
+
+def _missing(lacking: Sequence[str]) -> str:
+    return f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else ""
+
+
+def _measured(used: Sequence[Cost]) -> str:
+    """Return on what and of how many seeds it was measured."""
+    if not used:
+        return ""
+    seeds, devices = sorted({cost.seeds for cost in used}), dict.fromkeys(cost.device for cost in used)
+    text = (
+        f"Of whole runs, of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])} side by side, on "
+        f"{', '.join(devices)}; the mean over a size's tasks."
+    )
+    unlike = len(seeds) > 1 or len(devices) > 1
+    return text + " Runs of other numbers of seeds or on other devices do not compare." * unlike
 
 
 def _large(analysis: Analysis, suite: str) -> list[Task]:
@@ -88,13 +119,13 @@ def _means(sizes: Mapping[int, list[Cost]], name: str, scale: float) -> Line:
 
 
 def line(values: Mapping[int, float]) -> Line:
-    """Return the line through single values."""
-    x = sorted(values)
+    """Return the line through single values, those that are known."""
+    x = sorted(place for place, value in values.items() if math.isfinite(value))
     nothing = np.full(len(x), math.nan)
     return Line(np.array(x, float), Estimate(np.array([values[one] for one in x]), nothing, nothing))
 
 
-def _cost_rows(suite: str, found: Mapping[str, Mapping[int, list[Cost]]]) -> list[Table]:
+def _cost_table(suite: str, found: Mapping[str, Mapping[int, list[Cost]]]) -> Table:
     sizes = sorted({size for own in found.values() for size in own})
 
     def cell(costs: list[Cost]) -> str:
@@ -106,36 +137,7 @@ def _cost_rows(suite: str, found: Mapping[str, Mapping[int, list[Cost]]]) -> lis
         [str(size), *(cell(own[size]) if size in own else "/" for own in found.values())] for size in sizes
     ]
     caption = f"{paper.NAMES[suite]}: environment steps of all seeds a second, and peak memory, by team size"
-    return [Table(caption, ["agents", *found], rows)]
-
-
-def _cost_chapter(
-    key: str,
-    title: str,
-    text: str,
-    panels: list[Lines],
-    used: list[Cost],
-    rows: list[Table],
-    analysis: Analysis,
-) -> Chapter:
-    if used:
-        seeds = sorted({cost.seeds for cost in used})
-        devices = ", ".join(dict.fromkeys(cost.device for cost in used))
-        text += (
-            f" Of whole runs, of {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])} side by side, on "
-            f"{devices}; the mean over a size's tasks."
-        )
-        if len(seeds) > 1 or len({cost.device for cost in used}) > 1:
-            text += " Runs of other numbers of seeds or on other devices do not compare."
-    if key == "throughput":
-        text += f" {_ratio(analysis)}The paper's: up to {paper.FASTER} times MAT's at 512 agents."
-    lacking = [
-        paper.NAMES[suite] for suite in SUITES if not any(p.title == paper.NAMES[suite] for p in panels)
-    ]
-    missing = f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else ""
-    return Chapter(
-        key=key, title=title, text=text, missing=missing, command=SCALING, panels=[*panels], tables=rows
-    )
+    return Table(caption, ["agents", *found], rows)
 
 
 def _ratio(analysis: Analysis) -> str:
@@ -152,7 +154,7 @@ def _ratio(analysis: Analysis) -> str:
     if not found:
         return ""
     ratio, agents, name = max(found)
-    return f"Here {name} takes up to {ratio:.1f} times MAT's steps a second, at {agents} agents. "
+    return f"Here {name} takes up to {ratio:.1f} times MAT's steps a second, at {agents} agents."
 
 
 def curves(analysis: Analysis) -> Chapter:
@@ -163,7 +165,7 @@ def curves(analysis: Analysis) -> Chapter:
         key="team-sizes",
         title="Learning curves by team size",
         text="Teams of 32 agents and more, by size. The paper had to leave out memory over time here.",
-        missing=f"No runs of teams of {LEAST} agents or more on {', '.join(lacking)}" if lacking else "",
+        missing=_missing(lacking),
         command=SCALING,
         panels=[learning_curves(task) for own in large.values() for task in own],
         columns=3,
@@ -192,7 +194,8 @@ def chunks(results: Results, analysis: Analysis) -> Chapter:
     found: dict[str, dict[int, Cost]] = defaultdict(dict)
     for cost in results.costs:
         size = cost.settings.get("chunk_size", 0)
-        if size and cost.settings.get("memory") and cost.task in known:
+        scored = cost.task in known and cost.system in known[cost.task].summaries[MAIN]
+        if size and cost.settings.get("memory") and scored:
             found[cost.task][size] = cost
     panels, tables = [], []
     for task, own in found.items():
@@ -203,7 +206,13 @@ def chunks(results: Results, analysis: Analysis) -> Chapter:
         memories = line({size: cost.peak_memory_bytes / 1e9 for size, cost in own.items()})
         name, how = _title(task), {"x_label": "chunk, time steps", "dots": True}
         panels += [
-            Lines(title=name, y_label="peak memory, GB", lines={"sable": memories}, zero=True, **how),
+            Lines(
+                title=name,
+                y_label="peak memory, GB",
+                lines={"sable": memories} if memories.x.size else {},
+                zero=True,
+                **how,
+            ),
             Lines(
                 title=name,
                 y_label="absolute return",
