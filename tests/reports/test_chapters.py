@@ -106,6 +106,7 @@ def test_throughput_and_memory_are_drawn_by_team_size(made):
     text = made["throughput"].text
     assert "sable takes up to 4.0 times MAT's steps a second, at 64 agents" in text and "up to 6.5" in text
     assert row(made["memory"], "64")["mat"] == "250 steps/s, 4.10 GB"
+    assert row(made["memory"], "512", 1)["sable"] == "500 steps/s, 4.00 GB"
     assert not made["memory"].missing
 
 
@@ -198,7 +199,12 @@ def test_unknown_memory_is_left_out(tmp_path, make_runs):
     assert set(found["memory"].panels[0].lines) == {"mat"}
     assert set(found["throughput"].panels[0].lines) == {"sable", "mat"}
     assert [list(panel.lines) for panel in found["chunk-size"].panels] == [[], ["sable"]]
-    page.write([tmp_path / "runs"], tmp_path / "site", paper=True)
+    written = page.write([tmp_path / "runs"], tmp_path / "site", paper=True).page
+    assert "memory not known" in (written.parent / "report.md").read_text()
+    (task,) = [
+        task for suite in page_data(written)["suites"] for task in suite["tasks"] if task["name"] == TINY
+    ]
+    assert task["costs"]["sable"][1] is None
 
 
 def test_what_is_missing_names_its_command(tmp_path, make_runs):

@@ -210,7 +210,7 @@ def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
         "curves": {name: _curve(curve) for name, curve in task.curves.items()},
         "references": {name: _estimate(one) for name, one in task.references.items()},
         "costs": {
-            name: [round(cost.steps_per_second), round(cost.peak_memory_bytes), cost.seeds, cost.device]
+            name: [round(cost.steps_per_second), _whole(cost.peak_memory_bytes), cost.seeds, cost.device]
             for name, cost in task.costs.items()
         },
     }
@@ -232,6 +232,11 @@ def _rounded(values: np.ndarray, digits: int) -> list[float]:
     """Rounded, whole numbers without a point; nan, as without an interval, stays."""
     rounded = np.round(values, digits).tolist()
     return [int(x) if math.isfinite(x) and x == int(x) else x for x in rounded]
+
+
+def _whole(value: float) -> int | None:
+    """The nearest whole number; None for what is not known."""
+    return round(value) if math.isfinite(value) else None
 
 
 def _digits(span: float) -> int:

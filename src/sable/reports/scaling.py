@@ -129,9 +129,11 @@ def _cost_table(suite: str, found: Mapping[str, Mapping[int, list[Cost]]]) -> Ta
     sizes = sorted({size for own in found.values() for size in own})
 
     def cell(costs: list[Cost]) -> str:
-        pace = float(np.mean([cost.steps_per_second for cost in costs]))
-        most = max(costs, key=lambda cost: cost.peak_memory_bytes)
-        return f"{short(pace)} steps/s, {memory(most)}"
+        pace, peak = (
+            float(np.mean(part))
+            for part in zip(*((c.steps_per_second, c.peak_memory_bytes) for c in costs), strict=True)
+        )
+        return f"{short(pace)} steps/s, {memory(costs[0]._replace(peak_memory_bytes=peak))}"
 
     rows = [
         [str(size), *(cell(own[size]) if size in own else "/" for own in found.values())] for size in sizes

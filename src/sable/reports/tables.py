@@ -1,5 +1,6 @@
 """The tables of a report, and the report as Markdown and its tables as LaTeX."""
 
+import math
 import typing as tp
 from collections.abc import Mapping
 
@@ -162,6 +163,8 @@ def costs(suite: Suite) -> list[Table]:
 
 def memory(cost: Cost) -> str:
     """The most memory in use, in words."""
+    if not math.isfinite(cost.peak_memory_bytes):
+        return "memory not known"
     return f"{cost.peak_memory_bytes / 1e9:.2f} GB"
 
 

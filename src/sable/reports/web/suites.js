@@ -66,7 +66,7 @@ function costs(suite) {
                 "td",
                 { title: `${plural(seeds, "seed")} on ${device}` },
                 `${short(pace)} steps/s`,
-                make("small", {}, `${format(memory / 1e9, 2)} GB`),
+                make("small", {}, memory === null ? "memory not known" : `${format(memory / 1e9, 2)} GB`),
               );
             }),
         ),
