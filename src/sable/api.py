@@ -291,8 +291,8 @@ def report(
     *runs: str | Path, out: str | Path = "report", paper: bool = False, curves: str = "iqm"
 ) -> "Report":
     """The page, tables and figures that compare these runs, written to the folder `out`; with notes on all
-    that was left out. `paper` sets the paper's figures beside ours; `curves` are interquartile means over
-    seeds ("iqm") or, as the paper's, means ("mean")."""
+    that was left out. `paper` makes the paper's figures and tables, with what it prints beside ours; `curves`
+    are interquartile means over seeds ("iqm") or, as the paper's, means ("mean")."""
     from sable.reports import page as report
 
     return report.write(runs, Path(out), paper=paper, curves=curves)

@@ -343,7 +343,9 @@ def _report(argv: Argv) -> int:
         help="folders that hold runs, at any depth, and marl-eval JSON files of other libraries",
     )
     parser.add_argument("-o", "--out", metavar="DIR", help="folder to write to (default: report)")
-    parser.add_argument("--paper", action="store_true", help="set the paper's figures beside ours")
+    parser.add_argument(
+        "--paper", action="store_true", help="make the paper's figures and tables, its own beside ours"
+    )
     parser.add_argument(
         "--curves", choices=["iqm", "mean"], help="over seeds: iqm (default), or mean as the paper's are"
     )
