@@ -58,14 +58,14 @@ def costs(analysis: Analysis) -> list[Chapter]:
         )
     )
     theirs = f"The paper's: up to {paper.FASTER} times MAT's at 512 agents."
-    how = {"missing": _missing(lacking), "command": SCALING}
     return [
         Chapter(
             key="throughput",
             title="Throughput by team size",
             text=" ".join(filter(None, ("Figure 1, middle.", measured, _ratio(analysis), theirs))),
             panels=[*paces],
-            **how,
+            missing=_missing(lacking),
+            command=SCALING,
         ),
         Chapter(
             key="memory",
@@ -73,7 +73,8 @@ def costs(analysis: Analysis) -> list[Chapter]:
             text=" ".join(filter(None, ("Figure 1, right.", measured))),
             panels=[*memories],
             tables=[_cost_table(suite, own) for suite, own in found.items()],
-            **how,
+            missing=_missing(lacking),
+            command=SCALING,
         ),
     ]
 
@@ -206,21 +207,23 @@ def chunks(results: Results, analysis: Analysis) -> Chapter:
         x = np.array(list(scores), float)
         y = Estimate(*(np.array(part) for part in zip(*scores.values(), strict=True)))
         memories = line({size: cost.peak_memory_bytes / 1e9 for size, cost in own.items()})
-        name, how = _title(task), {"x_label": "chunk, time steps", "dots": True}
+        name = _title(task)
         panels += [
             Lines(
                 title=name,
                 y_label="peak memory, GB",
                 lines={"sable": memories} if memories.x.size else {},
+                x_label="chunk, time steps",
+                dots=True,
                 zero=True,
-                **how,
             ),
             Lines(
                 title=name,
                 y_label="absolute return",
                 lines={"sable": Line(x, y)},
                 references=beside.marked({"sable": theirs["sable"]} if theirs else {}),
-                **how,
+                x_label="chunk, time steps",
+                dots=True,
             ),
         ]
         rows = [
