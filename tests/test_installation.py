@@ -1,9 +1,12 @@
 """What is built and what the hints say are one: names, extras, version."""
 
+import importlib
 import re
 import subprocess
 import sys
 import tomllib
+import types
+import typing as tp
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,11 @@ import yaml
 
 import sable
 from sable import installation
+from sable.errors import SableError
 
 REPOSITORY = Path(__file__).parents[1]
+ENVS = importlib.import_module("sable.envs.make")
+SETUP = (REPOSITORY / "setup.py").read_text()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("benchmarks/*.md")]
@@ -20,7 +26,9 @@ PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.gl
 
 def test_the_metadata_agree_with_the_constants():
     assert PROJECT["name"] == installation.DISTRIBUTION
-    assert PROJECT["dynamic"] == ["version"] and PROJECT["scripts"] == {"sable": "sable.cli.main:main"}
+    assert set(PROJECT["dynamic"]) == {"version", "readme"} and PROJECT["scripts"] == {
+        "sable": "sable.cli.main:main"
+    }
     assert EXTRAS["cuda"] == [f"{installation.DISTRIBUTION}[cuda12]"]
     assert f"version: {installation.VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text()
     assert f"## {installation.VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text()
@@ -49,6 +57,58 @@ def test_the_hints_of_the_code_follow_the_constant():
         extras |= set(re.findall(r"pip_install\(\"(\w+)\"\)|pip_install\('(\w+)'\)", code))
     assert {one or other for one, other in extras} <= set(EXTRAS) and len(extras) > 3
     assert installation.pip_install("tune") == "pip install 'sable-marl[tune]'"
+
+
+@pytest.fixture
+def description(monkeypatch) -> tp.Callable[[str], str]:
+    """text of a README -> what setup.py makes of it, setup() itself left out."""
+
+    def make(text: str) -> str:
+        given: dict[str, str] = {}
+        setuptools, command = types.ModuleType("setuptools"), types.ModuleType("setuptools.command.build_py")
+        vars(setuptools)["setup"], vars(command)["build_py"] = given.update, object
+        monkeypatch.setitem(sys.modules, "setuptools", setuptools)
+        monkeypatch.setitem(sys.modules, "setuptools.command.build_py", command)
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+        exec(SETUP, {"__name__": "setup"})
+        monkeypatch.undo()
+        return given["long_description"]
+
+    return make
+
+
+def test_links_of_the_description_work_without_a_repository(description):
+    text = "[a](docs/a.md), [b](https://b.org), [c](#c), ![d](docs/d.png), x[0](y z), `[e]`"
+    assert description(text) == "a, [b](https://b.org), [c](#c), d, x[0](y z), `[e]`"
+    readme = (REPOSITORY / "README.md").read_text()
+    left = re.findall(r"\]\(([^)]*)\)", description(readme))
+    assert all(link.startswith(("https://", "#")) for link in left)
+    assert len(re.findall(r"\]\(", readme)) > len(left)
+
+
+def test_a_file_the_readme_links_to_is_in_the_repository():
+    links = re.findall(r"\]\(([^)]*)\)", (REPOSITORY / "README.md").read_text())
+    files = [link for link in links if not link.startswith(("https://", "#"))]
+    assert files and all((REPOSITORY / file.partition("#")[0]).exists() for file in files)
+
+
+def test_rules_are_those_of_the_versions_the_metadata_pin():
+    required = [*PROJECT["dependencies"], *EXTRAS["jaxmarl"]]
+    pinned = dict(text.split("==") for text in required if "==" in text)
+    assert pinned == ENVS.RULES
+
+
+@pytest.mark.parametrize(
+    ("task", "package"),
+    [("lbf/8x8-2p-2f-coop", "jumanji"), ("mabrax/ant_4x2", "brax"), ("smax/2s3z", "jaxmarl")],
+)
+def test_an_untested_version_of_a_suite_is_refused_in_a_line(task, package, monkeypatch):
+    versions = ENVS.RULES | {package: "9.9.9"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    with pytest.raises(SableError, match=f"{package} {ENVS.RULES[package]}, and 9.9.9") as refused:
+        ENVS.make(task)
+    assert "\n" not in str(refused.value) and f"pip install '{package}==" in str(refused.value)
+    assert ENVS.make("probe/bandit").spec.num_agents == 2
 
 
 def test_what_installs_elsewhere_is_well_formed():

@@ -1,10 +1,11 @@
 """Environments by name. Suites, and jax itself, are imported when the first environment is made."""
 
 import importlib
+import importlib.metadata
 import typing as tp
 
 from sable.envs import custom as own
-from sable.envs.tasks import parse, with_options
+from sable.envs.tasks import Task, parse, with_options
 from sable.errors import SableError
 from sable.installation import pip_install
 from sable.trust import NOTHING, Trust
@@ -24,6 +25,18 @@ _MODULES = {
     "null": "probes",
 }
 _EXTRAS = {"jumanji": "", "jaxmarl": "jaxmarl", "brax": "jaxmarl"}
+RULES = {"jumanji": "1.1.2", "jaxmarl": "0.2.0", "brax": "0.14.2"}
+"""The versions by whose rules our tasks are played: starts, rewards, views and physics are theirs, and parts
+of them are written anew to match to the last bit. Of other packages any version will do that the metadata
+allow."""
+_RULES_OF = {
+    "rware": "jumanji",
+    "lbf": "jumanji",
+    "connector": "jumanji",
+    "smax": "jaxmarl",
+    "mpe": "jaxmarl",
+}
+_RULES_OF |= {"mabrax": "jaxmarl brax"}
 
 
 def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
@@ -32,6 +45,7 @@ def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
     if own.is_own(task):
         return own.make(task, options, trust)
     known = with_options(parse(task), options)
+    _require_rules(known)
     try:
         return importlib.import_module(f"sable.envs.suites.{_MODULES[known.suite]}").make(known)
     except ImportError as error:
@@ -41,3 +55,17 @@ def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
         raise SableError(
             f"task {task!r} needs {missing}, which is not installed: {pip_install(_EXTRAS[missing])}"
         ) from None
+
+
+def _require_rules(task: Task) -> None:
+    """Refuse to play by other rules than those that are tested: another version may change what is learnt."""
+    for package in _RULES_OF.get(task.suite, "").split():
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # said where it is imported
+        if found != RULES[package]:
+            raise SableError(
+                f"task {task.id!r} is tested with {package} {RULES[package]}, and {found} is installed, "
+                f"whose rules may differ: pip install '{package}=={RULES[package]}'"
+            )
