@@ -50,8 +50,13 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint browser
 	$(PYTEST) -m "not slow" --durations=40
 
-test-all: lint browser
+test-all: lint browser .venv/envpool
 	$(PYTEST)
+
+# 800 MB for three tests, so apart; the newest that there is, since the newest have most of our suites.
+.venv/envpool: .venv/ready
+	@if $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[envpool]'; then touch $@; \
+	else echo "EnvPool cannot be installed here: its tests will be skipped" >&2; fi
 
 # The contracts where kernels are compiled rather than interpreted. JAX must see the GPU or nothing runs. Each
 # process takes what memory it needs; the tests of one mode share what one process compiled, without trying out
