@@ -14,6 +14,7 @@ from sable.config.schema import (
     SableConfig,
     field_names,
 )
+from sable.envs import tasks
 
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
@@ -21,11 +22,12 @@ def test_every_setting_is_fixed_searched_part_of_the_protocol_or_free(system):
     tables, family = protocol._tables(), settings.family(system)
     run_names = [*tables["run"]["code"], *protocol.PROTOCOL, *tables["free"]["run"]]
     assert sorted(run_names) == sorted(field_names(RunConfig))
-    fixed = [name for name in tables[family] if name != "code"]
+    fixed = [name for name in tables[family] if name not in ("code", "scaling")]
     names = [*fixed, *tables[family].get("code", {}), *settings.search_space(system)]
     assert len(set(names)) == len(names)
     known = {*names, *tables["free"]["system"]}
     assert set(field_names(SYSTEM_CONFIGS[system])) - known == set()
+    names += tables[family].get("scaling", {})
     assert set(names) <= set(field_names(SYSTEM_CONFIGS[system]))
 
 
@@ -57,11 +59,25 @@ def paper_sable(**fields) -> SableConfig:
         ({"agent_order": "natural"}, ["agent_order natural (paper: per_epoch)"]),
         ({"advantage_floor": 0.01}, ["advantage_floor 0.01 (the public code: 0)"]),
         ({"num_envs": 64}, ["num_envs 64 (paper: 128)"]),
+        ({"positions": "token"}, ["positions token (paper: timestep)"]),
+        ({"memory": False, "agent_chunk": 8}, ["agent_chunk 8 (paper: 0)"]),
     ],
 )
 def test_settings_that_the_paper_did_not_use_are_named(fields, said):
     config = paper_sable(**fields)
     assert protocol.of_settings(RunConfig(), vars(config)) == said
+
+
+@pytest.mark.parametrize("task", ["neom/simple-sine-512ag", "lbf/2s-32x32-32p-16f"])
+def test_large_teams_have_chunks_of_agents_in_the_paper(task):
+    run, chunks = RunConfig(task=task), paper_sable(memory=False, agent_chunk=32)
+    assert protocol.of_settings(run, vars(chunks)) == []
+    assert protocol.of_settings(run, vars(paper_sable())) == [
+        "memory on (paper: off)",
+        "agent_chunk 0 (paper: 32)",
+    ]
+    scaling = {name for name in tasks.PAPER if tasks.parse(name).group == "scaling"}
+    assert set(protocol._tables()["scaling"]["tasks"]) == scaling | {"neom/"}
 
 
 def test_other_systems_are_held_to_their_own_tables():

@@ -102,6 +102,45 @@ def test_the_step_count_is_seen_with_memory_and_never_without(view):
     np.testing.assert_array_equal(now, later)
 
 
+def test_positions_count_timesteps_or_tokens():
+    """Two timesteps of three agents, by the formula: tokens are numbered one after another."""
+    spec, time = replace(SPEC, num_agents=3), jnp.array([[5], [6]])
+    for positions, numbers in (("timestep", [[5], [6]]), ("token", [[15, 16, 17], [18, 19, 20]])):
+        net = Sable(replace(CONFIG, positions=positions), spec)
+        params = autoregressive.init(net, KEY)
+        found = net.apply(params, time, method=net.clock)
+        angle = np.array(numbers)[..., None] / 10_000 ** (np.arange(0, 16, 2) / 16)
+        expected = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(*angle.shape[:2], 16)
+        np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
+
+
+def test_one_agent_has_the_same_position_either_way():
+    """A team of one has as many tokens as timesteps."""
+    nets = [Sable(replace(CONFIG, positions=p), replace(SPEC, num_agents=1)) for p in ("timestep", "token")]
+    params, time = autoregressive.init(nets[0], KEY), jnp.arange(9)
+    one, other = (net.apply(params, time, method=net.clock) for net in nets)
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("agent_chunk", [1, 2, 3])
+def test_a_chunk_of_agents_sees_no_later_chunk(view, agent_chunk):
+    config = replace(CONFIG, memory=False, agent_chunk=agent_chunk)
+    encoded, values, memory = encode(config, view)
+    assert memory == ()
+    for agent in range(4):
+        other, other_values, _ = encode(config, view.at[:, agent].add(1.0))
+        seen = np.abs(other - encoded).max((0, 2)) > 1e-6
+        assert seen.tolist() == [i // agent_chunk >= agent // agent_chunk for i in range(4)]
+        assert (np.abs(other_values - values).max(0) > 1e-7).tolist() == seen.tolist()
+
+
+def test_one_chunk_of_all_agents_gives_nothing_up(view):
+    config = replace(CONFIG, memory=False)
+    for size in (4, 32):
+        found = encode(replace(config, agent_chunk=size), view)
+        np.testing.assert_array_equal(found[0], encode(config, view)[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 3, 20])
 def test_the_chunk_size_changes_nothing_that_is_learnt(chunk_size):

@@ -1,5 +1,6 @@
 """Contract 1: the forms of retention agree, in outputs, outgoing memory and gradients."""
 
+import itertools
 from functools import cache, partial
 
 import jax
@@ -115,6 +116,21 @@ def test_within_equals_recurrent_with_an_opening_everywhere(num_agents, width, b
     q, k, v, memory, first = random_inputs(N=num_agents, H=1, d=width, resets=RESETS["everywhere"])
     truth, _ = retention.recurrent(q, k, v, memory, retention.kappas(1, 0.8), first, causal=causal)
     np.testing.assert_allclose(retention.within(q, k, v, causal=causal, block=block), truth, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 9])
+@pytest.mark.parametrize("width", [4, 9])
+def test_chunks_of_agents_see_themselves_and_those_before(width, chunk):
+    """Against loops over agents. The last chunk may be smaller."""
+    q, k, v, *_ = random_inputs(N=7, d=width)
+    found = retention.within_chunks(q, k, v, chunk=chunk)
+    q, k, v = map(np.asarray, (q, k, v))
+    expected = np.zeros_like(v)
+    for i, j in itertools.product(range(7), range(7)):
+        if j // chunk <= i // chunk:
+            score = (q[:, :, i] * k[:, :, j]).sum(-1, keepdims=True)
+            expected[:, :, i] += score * v[:, :, j]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.gpu

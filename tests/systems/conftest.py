@@ -27,6 +27,8 @@ MODES = {
     "sable-memoryless": SableConfig(**SMALL, **WIDTH, memory=False),
     "sable-per_epoch": SableConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
     "sable-natural": SableConfig(**SMALL, **WIDTH, agent_order="natural"),
+    "sable-token_positions": SableConfig(**SMALL, **WIDTH, positions="token"),
+    "sable-memoryless-agent_chunk": SableConfig(**SMALL, **WIDTH, memory=False, agent_chunk=1),
     "sable-time_limits": SableConfig(**SMALL, **NARROW, bootstrap_time_limits=True),
     "sable-continuous": SableConfig(**SMALL, **WIDTH),
     "sable-continuous-memoryless": SableConfig(**SMALL, **NARROW, memory=False),

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import typing as tp
 from dataclasses import replace
 
 import jax
@@ -28,7 +29,7 @@ BATCH = 3
 
 
 @functools.cache
-def make(num_agents: int, *, discrete: bool, memory: bool):
+def make(num_agents: int, *, discrete: bool, memory: bool, positions: tp.Any = "timestep"):
     """A network whose agents mind what the others do, and what they are to decide about."""
     spec = EnvSpec(
         num_agents=num_agents,
@@ -37,7 +38,8 @@ def make(num_agents: int, *, discrete: bool, memory: bool):
         action_size=0 if discrete else 2,
         time_limit=9,
     )
-    net = Sable(SableConfig(embed_dim=32, num_heads=2, num_blocks=2, memory=memory), spec)
+    sizes = {"embed_dim": 32, "num_heads": 2, "num_blocks": 2}
+    net = Sable(SableConfig(**sizes, memory=memory, positions=positions), spec)
 
     @jax.jit
     def prepared(key):
@@ -81,7 +83,25 @@ def marks(form, num_agents, *rest):
 def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agents, discrete, memory):
     """Agent by agent, each told what the others did by another form: it would have done the same, but for
     rounding. (Left to themselves the two may part at a near-tie and differ from there on.)"""
-    net, params, encoded, legal, clock, drawn, past = make(num_agents, discrete=discrete, memory=memory)
+    assert_same_decisions(form, num_agents, discrete=discrete, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("form", "discrete"),
+    [
+        (autoregressive.decode_in_turn, True),
+        pytest.param(AT_ONCE, True, marks=pytest.mark.slow),
+        pytest.param(AT_ONCE, False, marks=pytest.mark.slow),
+        pytest.param(ROWS, True, marks=pytest.mark.slow),
+    ],
+)
+def test_each_agent_has_the_position_of_its_own_token(form, discrete):
+    assert_same_decisions(form, 5, discrete=discrete, memory=True, positions="token")
+
+
+def assert_same_decisions(form, num_agents, *, discrete, **settings):
+    net, params, encoded, legal, clock, drawn, past = make(num_agents, discrete=discrete, **settings)
+    clocks = jnp.broadcast_to(clock, (BATCH, num_agents, clock.shape[-1]))
 
     @jax.jit
     def both(params):
@@ -89,11 +109,11 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
         tokens = previous_tokens(net.spec, (raw if discrete else jnp.tanh(raw))[None])[0]
 
         def agent(memory, now):
-            encoded, legal, token = now
+            encoded, legal, clock, token = now
             distribution, memory = net.apply(params, encoded, legal, clock, token, memory, method=net.decode)
             return memory, distribution
 
-        in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, tokens))
+        in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, clocks, tokens))
         opened = net.apply(params, past, BATCH, method=net.open)
         memory, distribution = jax.lax.scan(agent, opened, in_turn)
         distribution = jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
@@ -161,7 +181,7 @@ def test_the_kernel_can_be_built_for_a_gpu(triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
     net, params, encoded, legal, clock, drawn, past = make(5, discrete=True, memory=True)
     memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
-    given = decoder_weights(net, params), encoded, clock, legal, drawn, *memories
+    given = decoder_weights(net, params), encoded, clock[:, 0], legal, drawn, *memories
     lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1
 
@@ -205,6 +225,7 @@ def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
     net = Sable(SableConfig(), spec)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert autoregressive.decoding(net) == "kernel"
+    assert autoregressive.decoding(Sable(SableConfig(positions="token"), spec)) == "parallel"
     monkeypatch.setattr(jax, "devices", lambda: [Old()])
     assert autoregressive.decoding(net) == "parallel"
     assert not block_kernel.chosen(64) and not retention_kernel.chosen(64)

@@ -160,7 +160,7 @@ def acted_outputs(team, recording, index) -> dict:
         time = jnp.array([t])
         encoded, _, memory = caught(net.encode, view, time, ids, memory)
         memory = net.apply(team.params, memory, 1, method=net.open)
-        clock, previous = net.apply(team.params, time, method=net.clock), start_token(team.spec)[None]
+        clock, previous = net.apply(team.params, time, method=net.clock)[:, 0], start_token(team.spec)[None]
         for agent in range(2):
             _, memory = caught(net.decode, encoded[:, agent], legal[:, agent], clock, previous, memory)
             previous = next_token(team.spec, jnp.asarray(recording.action[t, index, agent])[None])

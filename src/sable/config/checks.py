@@ -63,6 +63,8 @@ def check_together(config: SystemConfig) -> None:
         divides("num_envs", "num_minibatches", "equal parts")
     if isinstance(config, SableConfig | MATConfig):
         divides("embed_dim", "num_heads", "equal heads")
+    if isinstance(config, SableConfig):
+        _check_sable(config)
     if isinstance(config, ActorCriticConfig) and config.recurrent_chunk < config.rollout_length:
         divides("rollout_length", "recurrent_chunk", "time steps each")
     if isinstance(config, QMIXConfig) and config.replay_size < config.sequence_length:
@@ -82,6 +84,22 @@ def check_together(config: SystemConfig) -> None:
         raise SableError(
             f"replay_size={config.replay_size} transitions cannot hold a rollout of "
             f"num_envs={config.num_envs} times rollout_length={config.rollout_length}; enlarge it"
+        )
+
+
+def _check_sable(config: SableConfig) -> None:
+    """Refuse switches of Sable that need others."""
+    if config.positions == "token" and not config.memory:
+        raise SableError("positions='token' needs memory: without it a token has no position")
+    if config.positions == "token" and config.decoding == "kernel":
+        raise SableError(
+            "decoding='kernel' knows one position for all agents of a time step; positions='token' takes "
+            "decoding auto, scan, rows or parallel"
+        )
+    if config.agent_chunk and config.memory:
+        raise SableError(
+            f"agent_chunk={config.agent_chunk} gives up memory and is for memory=false alone; with memory "
+            "all agents of a time step see each other, and chunk_size cuts time"
         )
 
 
@@ -229,6 +247,7 @@ _RANGES: dict[str, _Rule] = {
     "num_blocks": _between(1, 128),
     "decay_scaling": _FRACTION,
     "chunk_size": _INDEX,
+    "agent_chunk": _between(0, 2**16),
     "policy_learning_rate": _NOT_NEGATIVE,
     "critic_learning_rate": _NOT_NEGATIVE,
     "q_learning_rate": _NOT_NEGATIVE,

@@ -26,6 +26,7 @@ def of_settings(run: RunConfig, fields: Mapping[str, tp.Any]) -> list[str]:
     family, values, allowed = settings.family(run.system), vars(run), _fixed("run")
     if run.system in SYSTEM_CONFIGS:
         values, allowed = values | dict(fields), allowed | _fixed(family) | settings.search_space(run.system)
+        allowed |= _of_large_teams(run.task, family)
     return [
         f"{name} {_text(_plain(value))} ({_theirs(family, name, allowed[name])})"
         for name, value in values.items()
@@ -51,8 +52,15 @@ def fixed(table: str) -> dict[str, tuple[tp.Any, bool]]:
     """Return what the paper fixed in a table of protocol.toml, {setting: (value, whether it is the public
     code's, where the paper is silent)}."""
     entries = _tables().get(table, {})
-    stated = {name: (value, False) for name, value in entries.items() if name != "code"}
+    stated = {name: (value, False) for name, value in entries.items() if name not in ("code", "scaling")}
     return stated | {name: (value, True) for name, value in entries.get("code", {}).items()}
+
+
+def _of_large_teams(task: str, family: str) -> dict[str, list[tp.Any]]:
+    """Return what is fixed for the paper's tasks of large teams, where `task` is one."""
+    if not task.startswith(tuple(_tables()["scaling"]["tasks"])):
+        return {}
+    return {name: [value] for name, value in _tables().get(family, {}).get("scaling", {}).items()}
 
 
 @functools.cache

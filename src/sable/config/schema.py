@@ -115,6 +115,12 @@ class SableConfig(PPOConfig):
     """Scales every head's decay: 0 forgets at once, 1 remembers longest."""
     memory: bool = True
     """Remember the whole episode; without it every time step stands alone."""
+    positions: tp.Literal["timestep", "token"] = "timestep"
+    """What positions count, with memory: time steps, so that the agents of one share theirs, or tokens (steps
+    times agents, plus the agent's place), which the paper found much worse."""
+    agent_chunk: int = 0
+    """Without memory, agents encoded at a time, who see their own chunk and those before it, as in the
+    paper's large teams; 0: all agents see each other."""
     agent_order: tp.Literal["natural", "per_rollout", "per_epoch"] = "per_rollout"
     """In which order agents are processed: natural, always the same, or a random one, drawn anew per rollout
     (acting, learning) or per epoch (learning only, the paper's)."""

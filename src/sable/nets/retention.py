@@ -34,6 +34,8 @@ class MultiScaleRetention(nn.Module):
     """Whether queries come from another stream than keys; else one product makes all four projections."""
     chunk: int | None = None
     """Time steps of a sequence taken at once; None: what suits the sizes."""
+    agent_chunk: int | None = None
+    """Without memory and unless causal, agents who see each other and those before; None: all."""
 
     def setup(self):
         def project(size):
@@ -56,12 +58,12 @@ class MultiScaleRetention(nn.Module):
     ) -> tuple[Float[Array, "B T N E"], Float[Array, "B H d d"] | tuple[()]]:
         """What is recalled for every token, and the memory after the last timestep."""
         sources, head = self._sources(query, key), self.width // self.num_heads
-        by_kernel = self.chunk is None and kernel.chosen(head)
+        by_kernel = self.chunk is None and self.agent_chunk is None and kernel.chosen(head)
         if by_kernel and kernel.fits(head, key.shape[2], self.causal, sources[0].dtype):
             return self._by_kernel(sources, memory, first)
         q, k, v, gate = self._split(sources)
         if isinstance(memory, tuple):
-            return self._gated(retention.within(q, k, v, causal=self.causal), gate), ()
+            return self._gated(self._within(q, k, v), gate), ()
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
         block = None if self.chunk is None else q.shape[2]  # whole time steps, if so many are asked for
         out, memory = retention.chunkwise(
@@ -76,7 +78,7 @@ class MultiScaleRetention(nn.Module):
         sources = self._sources(x, x)
         q, k, v, gate = self._split(sources)
         if isinstance(memory, tuple):
-            return self._gated(retention.within(q[None], k[None], v[None], causal=self.causal)[0], gate), ()
+            return self._gated(self._within(q[None], k[None], v[None])[0], gate), ()
         if self._team_by_kernel(x.shape[1]):
             return self._team(kernel.timestep, sources, memory)
         opened = jnp.zeros(x.shape[:1], bool)
@@ -166,6 +168,12 @@ class MultiScaleRetention(nn.Module):
         recalled, after = sharding.apart(recall, (self.scale, self.bias), sources, past, first.T)
         recalled = recalled.reshape(*sources[0].shape[:3], self.width)
         return recalled, () if isinstance(memory, tuple) else after
+
+    def _within(self, q, k, v):
+        """Retention among the agents of each timestep alone."""
+        if self.agent_chunk is None:
+            return retention.within(q, k, v, causal=self.causal)
+        return retention.within_chunks(q, k, v, chunk=self.agent_chunk)
 
     def _kappa(self):
         return retention.kappas(self.num_heads, self.decay_scaling)

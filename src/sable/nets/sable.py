@@ -67,7 +67,7 @@ class EncoderBlock(nn.Module):
 
     def setup(self):
         self.norms = [RMSNorm() for _ in range(3)]
-        self.retention = _retention(self.config, causal=False)
+        self.retention = _retention(self.config, causal=False, agent_chunk=self.config.agent_chunk or None)
         self.feed_forward = SwiGLU(self.config.embed_dim)
 
     def sequence(self, x, time, memory, first):
@@ -198,7 +198,7 @@ class Sable(nn.Module):
         # Else XLA writes them down twice, once turned round for the weights' gradient, which takes longest.
         seen = jax.lax.optimization_barrier(seen)
         dtype = jnp.dtype(self.config.compute)
-        clock, pasts = self.clock(time)[..., None, :].astype(dtype), self._pasts(memory)
+        clock, pasts = self.clock(time).astype(dtype), self._pasts(memory)
         x = self.embed_view(seen, ids)
         for block, past in zip(self.encoder, pasts, strict=True):
             x, _ = block.sequence(x, clock, past and past.encoder, first)
@@ -216,7 +216,7 @@ class Sable(nn.Module):
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], Memory]:
         """One timestep seen by all agents: (their encodings, their values, the memory with this timestep in
         its encoder part)."""
-        clock, x, new = self.clock(time)[:, None], self.embed_view(look(view, RMSNorm), ids), []
+        clock, x, new = self.clock(time), self.embed_view(look(view, RMSNorm), ids), []
         for block, past in zip(self.encoder, self._pasts(memory), strict=True):
             x, encoder = block.timestep(x, clock, past and past.encoder)
             new.append(encoder)
@@ -233,7 +233,7 @@ class Sable(nn.Module):
         self,
         encoded: Float[Array, "B E"],
         legal: Bool[Array, "B A"],
-        clock: Float[Array, "B _"],  # see `clock`
+        clock: Float[Array, "B _"],  # this agent's, of `clock`
         previous: Array,  # the squashed action of the agent before, or `start_token`
         memory: Memory,
     ) -> tuple[Distribution, Memory]:
@@ -245,19 +245,17 @@ class Sable(nn.Module):
         return self.policy_head(x, legal), tuple(new)
 
     def ask(
-        self, encoded: Float[Array, "B N E"], clock: Float[Array, "B _"], memory: Memory
+        self, encoded: Float[Array, "B N E"], clock: Float[Array, "B n _"], memory: Memory
     ) -> tuple[Asked, ...]:
         """What `decode_all` finds in the memory, whatever its tokens."""
         pasts = memory or _zeros(self.config, encoded.shape[0])
-        return tuple(
-            block.ask(encoded, clock[:, None], past) for block, past in zip(self.decoder, pasts, strict=True)
-        )
+        return tuple(block.ask(encoded, clock, past) for block, past in zip(self.decoder, pasts, strict=True))
 
     def decode_all(
         self,
         encoded: Float[Array, "B N E"],
         legal: Bool[Array, "B N A"],
-        clock: Float[Array, "B _"],
+        clock: Float[Array, "B n _"],
         tokens: Array,  # what each agent is told of the one before
         memory: Memory,  # not opened
         asked: tuple[Asked, ...],
@@ -267,7 +265,7 @@ class Sable(nn.Module):
         x, told = self.embed_action(tokens), []
         pasts = memory or _zeros(self.config, x.shape[0])
         for block, past, found in zip(self.decoder, pasts, asked, strict=True):
-            x, by_block = block.timestep(x, encoded, clock[:, None], past, found)
+            x, by_block = block.timestep(x, encoded, clock, past, found)
             told.append(by_block)
         return self.policy_head(x, legal), tuple(told)
 
@@ -298,11 +296,16 @@ class Sable(nn.Module):
         """What an agent makes of what it is told."""
         return self.embed_action(token)
 
-    def clock(self, time: Int[Array, "*b"]) -> Float[Array, "*b _"]:
-        """The step count's encoding, the same for every agent; nothing where each timestep stands alone."""
+    def clock(self, time: Int[Array, "*b"]) -> Float[Array, "*b n _"]:
+        """Return what is added for positions: one for all agents of a timestep (n = 1) or one for each, by
+        its place in the order; zeros where each timestep stands alone."""
         if not self.config.memory:
-            return jnp.zeros((*time.shape, 1))
-        return time_encoding(time, self.config.embed_dim)
+            return jnp.zeros((*time.shape, 1, 1))
+        position = time[..., None]
+        if self.config.positions == "token":
+            place = jnp.broadcast_to(jnp.arange(self.spec.num_agents), (*time.shape, self.spec.num_agents))
+            position = position * self.spec.num_agents + place
+        return time_encoding(position, self.config.embed_dim)
 
     def _pasts(self, memory: Memory) -> tuple:
         """What each block remembers, () each where nothing is."""
@@ -372,7 +375,8 @@ def _finish_weights(block: EncoderBlock | DecoderBlock, retention: str) -> tuple
     )
 
 
-def _retention(config: SableConfig, *, causal: bool, cross: bool = False) -> MultiScaleRetention:
-    return MultiScaleRetention(
-        config.embed_dim, config.num_heads, config.decay_scaling, causal, cross, config.chunk_size or None
-    )
+def _retention(
+    config: SableConfig, *, causal: bool, cross: bool = False, agent_chunk: int | None = None
+) -> MultiScaleRetention:
+    sizes = config.embed_dim, config.num_heads, config.decay_scaling
+    return MultiScaleRetention(*sizes, causal, cross, config.chunk_size or None, agent_chunk)

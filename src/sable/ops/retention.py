@@ -172,6 +172,23 @@ def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None =
     if not causal and num_agents > width:
         return jnp.einsum("tbnhi,tbhij->tbnhj", q, jnp.einsum("tbnhi,tbnhj->tbhij", k, v))
     block = num_agents if not causal else min(block or _fit(num_agents, width)[1], num_agents)
+    return _agent_blocks(q, k, v, causal=causal, block=block)
+
+
+def within_chunks(q: Tokens, k: Tokens, v: Tokens, *, chunk: int) -> Tokens:
+    """Return retention among the agents of each timestep, cut into chunks: a policy of its own.
+
+    out[t,i] = q[t,i] sum_j k[t,j]^T v[t,j] over all j of i's chunk and of those before it, later ones of its
+    own included. Self-retention over all agents (`within`) is given up unless one chunk holds them.
+    """
+    if chunk >= q.shape[2]:
+        return within(q, k, v, causal=False)
+    return _agent_blocks(q, k, v, causal=False, block=chunk)
+
+
+def _agent_blocks(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int) -> Tokens:
+    """Return retention within blocks of agents, causal or full, plus over all blocks before."""
+    num_agents = q.shape[2]
     missing = -num_agents % block
 
     def cut(x):  # [T, B, N, H, d] -> [T, B, blocks, block, H, d]; agents of zeros add nothing

@@ -94,7 +94,10 @@ def decoding(net: Sable) -> str:
     # No guess of a number comes true early: at once would take as many rounds as agents, each of all agents.
     if not spec.discrete:
         return "rows" if few else "scan"
-    small = few and config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK
+    # The kernel knows one position for all agents of a timestep.
+    small = (
+        config.positions == "timestep" and few and config.num_blocks * config.embed_dim**2 <= SMALL_NETWORK
+    )
     return "kernel" if small else "parallel"
 
 
@@ -104,11 +107,11 @@ def decode_in_turn(
     """(the memory after, (raw, action, log_prob) of all agents [B, N]), decided one after another."""
 
     def decide(told, previous, now):
-        encoded, legal = now
+        encoded, legal, clock = now
         return _apply(net, params, net.decode, encoded, legal, clock, previous, told)
 
     opened = _apply(net, params, net.open, memory, encoded.shape[0])
-    told, acted = _in_turn(net, decide, opened, noise, (encoded, legal))
+    told, acted = _in_turn(net, decide, opened, noise, (encoded, legal, clock))
     return told if memory else (), acted
 
 
@@ -120,14 +123,14 @@ def decode_by_rows(
 
     def decide(state, previous, now):
         agent, kept = state
-        encoded, legal = now
+        encoded, legal, clock = now
         given = encoded, legal, clock, previous, memory, asked, kept, agent
         distribution, kept = _apply(net, params, net.decode_row, *given)
         return distribution, (agent + 1, kept)
 
     asked = _apply(net, params, net.ask, encoded, clock, memory)
     nothing = jnp.int32(0), nothing_told(net.config, *encoded.shape[:2])
-    (_, told), acted = _in_turn(net, decide, nothing, noise, (encoded, legal))
+    (_, told), acted = _in_turn(net, decide, nothing, noise, (encoded, legal, clock))
     return _apply(net, params, net.remember, memory, told), acted
 
 
@@ -135,19 +138,23 @@ def _in_turn(
     net: Net, decide: tp.Callable, state: PyTree, noise: Array, given: PyTree
 ) -> tuple[PyTree, tuple[Array, Array, Array]]:
     """(the state after, (raw, action, log_prob) of all agents) where `decide(state, token, an agent's given)`
-    says (its distribution, the state after)."""
+    says (its distribution, the state after). What has one entry for all agents is given to each."""
+    leaves, structure = jax.tree.flatten(given)
+    shared = [x.shape[1] == 1 < noise.shape[1] for x in leaves]
 
     def agent(carry, now):
         state, previous = carry
-        noise, given = now
-        distribution, state = decide(state, previous, given)
+        noise, own = now[0], iter(now[1:])
+        given = [x[:, 0] if one else next(own) for x, one in zip(leaves, shared, strict=True)]
+        distribution, state = decide(state, previous, jax.tree.unflatten(structure, given))
         raw = distribution.sample_with(noise)
         previous = next_token(net.spec, distribution.squash(raw))
         return (state, previous), (raw, distribution.scale(raw), distribution.log_prob(raw))
 
     start = start_token(net.spec)
     start = jnp.broadcast_to(start, (noise.shape[0], *start.shape))
-    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), (noise, given))
+    each = [x for x, one in zip(leaves, shared, strict=True) if not one]
+    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), [noise, *each])
     (state, _), acted = jax.lax.scan(agent, (state, start), turned)
     return state, jax.tree.map(lambda x: x.swapaxes(0, 1), acted)
 
@@ -195,7 +202,7 @@ def decode_by_kernel(
     decided = kernel.decode(
         decoder_weights(net, params),
         encoded,
-        jnp.broadcast_to(clock, (clock.shape[0], encoded.shape[-1])),
+        jnp.broadcast_to(clock[:, 0], (clock.shape[0], encoded.shape[-1])),
         legal,
         noise,
         tuple(block.decoder_self for block in opened),
