@@ -248,11 +248,13 @@ def test_whatever_is_changed_by_hand_is_found(place):
     page.write_text(page.read_text().replace("| cpu", "| H200").replace("Rows: 1", "Rows: 2"))
     assert results_page.section_of(page.read_text()) != results_page.section(ledger.read())
     whole = file.read_text()
-    for name in ("mean", "interval", "seeds", "absolute_return", "device", "config_hash", "steps_per_second"):
+    names = ["mean", "interval", "seeds", "absolute_return", "device", "config_hash", "steps_per_second"]
+    for name in (*names, "deviations", "summaries", "verdict", "paper"):
         row = json.loads(whole)
-        row[name] = {"interval": [0.0, 1.5], "mean": 2.0, "absolute_return": [1.0, 1.0], "seeds": [0, 2]}.get(
-            name, 7.0 if name == "steps_per_second" else "H200"
-        )
+        changed = {"interval": [0.0, 1.5], "mean": 2.0, "absolute_return": [1.0, 1.0], "seeds": [0, 2]}
+        changed |= {"deviations": row["deviations"][1:], "paper": {"mean": 1.0, "interval": [0.9, 1.1]}}
+        changed["summaries"] = row["summaries"] | {"iqm": row["summaries"]["max"]}
+        row[name] = changed.get(name, 7.0 if name == "steps_per_second" else "H200")
         file.write_text(json.dumps(row) + "\n")
         wrong, *_ = ledger.mistakes(place / "results")
         assert wrong.startswith(f"{ROW}: its ") and name in wrong
@@ -268,6 +270,50 @@ def test_whatever_is_changed_by_hand_is_found(place):
     alone, gone = ledger.mistakes(place / "results")
     assert alone == f"{kept}: data without a row"
     assert gone.startswith(f"{ROW} ") and gone.endswith("this run was published and its row is gone")
+
+
+def test_of_this_ledger_no_row_can_vanish_or_change_its_judgement(monkeypatch):
+    """As `mistakes` finds it; the data is read once."""
+    results, rows = REPOSITORY / "results", ledger.read(REPOSITORY / "results")
+    made = {
+        ledger.folder(results, row): {k: v for k, v in row.items() if k not in ledger.STATED} for row in rows
+    }
+    monkeypatch.setattr(ledger, "make", lambda directory, *_: made[directory])
+    for k, row in enumerate(rows):
+        monkeypatch.setattr(ledger, "read", lambda _, k=k: [*rows[:k], *rows[k + 1 :]])
+        assert ledger.mistakes(results) == [
+            f"{ledger.folder(results, row)}: data without a row",
+            f"{ledger.identity(row)}: this run was published and its row is gone",
+        ]
+        for name in ("deviations", "summaries", "verdict"):
+            other = row | {name: "another"}
+            monkeypatch.setattr(
+                ledger, "read", lambda _, k=k, other=other: [*rows[:k], other, *rows[k + 1 :]]
+            )
+            assert len(wrong := ledger.mistakes(results)) == 1 and f"its {name} do not follow" in wrong[0]
+
+
+# Rows of this ledger: one with every seed's policy, and one that is too wide to keep more than one of them.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kept", "seeds", "episodes"),
+    [
+        ("lbf/2s-8x8-2p-2f-coop:mappo", 10, None, 320),
+        ("rware/tiny-4ag:sable", 1, None, 32),
+        ("rware/tiny-2ag:ippo", 10, [4], 64),
+    ],
+)
+def test_the_policies_of_a_published_row_earn_what_it_says(name, kept, seeds, episodes):
+    """Within five standard errors of fresh episodes, and not what another row's earn."""
+    row = ledger.require(ledger.read(REPOSITORY / "results"), name)
+    assert len(row["policies"]) == kept
+    found = sable.evaluate_row(name, seeds=seeds, episodes=episodes, results=REPOSITORY / "results")
+    assert list(found.returns) == (seeds or [int(seed) for seed in row["policies"]])
+    half = (found.interval[1] - found.interval[0]) / 2
+    assert abs(found.difference) < 5 / 1.96 * half + 0.005, found
+    assert found.published == {
+        seed: row["absolute_return"][row["seeds"].index(seed)] for seed in found.returns
+    }
 
 
 def test_a_row_run_again_gives_the_same_returns_and_is_not_run_a_third_time(place, capsys):
