@@ -24,9 +24,10 @@ def make(num_envs, num_agents, num_heads, head, parts, key=0):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("scaling", [0.8, 0.0])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_a_memory_says_what_the_definition_recalls(heads):
-    (num_heads, head), kappa = heads, retention.kappas(heads[0], 0.8)
+def test_a_memory_says_what_the_definition_recalls(heads, scaling):
+    (num_heads, head), kappa = heads, retention.kappas(heads[0], scaling)
     seeds = jax.tree.map(lambda *x: jnp.stack(x), *(make(3, 5, *heads, 1, key) for key in range(2)))
 
     def definition(memory, query):
@@ -40,10 +41,10 @@ def test_a_memory_says_what_the_definition_recalls(heads):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize(("parts", "start"), [(4, 1), (3, 0), (2, 0)])
-def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start):
+@pytest.mark.parametrize(("parts", "start", "scaling"), [(4, 1, 0.8), (4, 1, 0.0), (3, 0, 0.8), (2, 0, 0.8)])
+def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start, scaling):
     """Of all four projections, of those without queries, or of keys and values alone; seeds side by side."""
-    (num_heads, head), kappa = heads, retention.kappas(heads[0], 0.8)
+    (num_heads, head), kappa = heads, retention.kappas(heads[0], scaling)
     width = num_heads * head
     seeds = jax.tree.map(lambda *x: jnp.stack(x), *(make(3, 5, *heads, parts, key) for key in range(2)))
 

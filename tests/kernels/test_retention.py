@@ -38,7 +38,7 @@ def everything(form, cross, given):
     return found, gradients
 
 
-def make(num_agents, num_steps, num_heads, head, cross, num_envs=2, resets=0.15):
+def make(num_agents, num_steps, num_heads, head, cross, num_envs=2, resets=0.15, scaling=0.8):
     keys = jax.random.split(jax.random.key(1), 6)
     width, num_tokens = num_heads * head, num_agents * num_steps
     sizes = (width, 3 * width) if cross else (4 * width,)
@@ -46,7 +46,7 @@ def make(num_agents, num_steps, num_heads, head, cross, num_envs=2, resets=0.15)
     memory = jax.random.normal(keys[1], (num_envs, num_heads, head, head))
     scale, bias = 1 + 0.1 * jax.random.normal(keys[2], (width,)), 0.1 * jax.random.normal(keys[3], (width,))
     first = jax.random.bernoulli(keys[4], resets, (num_envs, num_steps))
-    return sources, memory, scale, bias, retention.kappas(num_heads, 0.8), first
+    return sources, memory, scale, bias, retention.kappas(num_heads, scaling), first
 
 
 slow = pytest.mark.slow
@@ -73,9 +73,21 @@ def test_the_kernels_are_the_definition(monkeypatch, name, cut):
     assert_defined(name)
 
 
-def assert_defined(name):
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "in segments"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if k in (1, 5) else slow) for k, n in enumerate(CASES)]
+)
+def test_heads_that_forget_all_are_the_definition(monkeypatch, name, cut):
+    """A decay of 0: what a timestep says itself is whole, 0 ** 0, and of all before it nothing is left."""
+    monkeypatch.setattr(kernel, "PROGRAMS", 64 if cut else 1)
+    monkeypatch.setattr(kernel, "TOKENS", CASES[name][0])
+    assert_defined(name, scaling=0.0)
+
+
+def assert_defined(name, scaling=0.8):
     num_agents, num_steps, num_heads, head, causal, cross = CASES[name]
-    given = make(num_agents, num_steps, num_heads, head, cross)
+    given = make(num_agents, num_steps, num_heads, head, cross, scaling=scaling)
     with jax.default_matmul_precision("highest"):
         truth = everything(partial(defined, num_agents, causal), cross, given)
         found = everything(partial(kernel.gated, num_agents, causal), cross, given)
@@ -149,10 +161,16 @@ FORMS = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [pytest.param(n, marks=slow if "without" in n else ()) for n in FORMS])
-def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        *(pytest.param(n, 0.8, marks=slow if "without" in n else ()) for n in FORMS),
+        *(pytest.param(n, 0.0, marks=() if n in ("a team", "a timestep") else slow) for n in FORMS),
+    ],
+)
+def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name, scaling):
     form, causal, cross = FORMS[name]
-    layer = MultiScaleRetention(32, 2, 0.8, causal=causal, cross=cross)
+    layer = MultiScaleRetention(32, 2, scaling, causal=causal, cross=cross)
     keys = jax.random.split(jax.random.key(1), 5)
     shape = {"sequence": (2, 4, 5, 32), "team": (2, 70, 32), "timestep": (2, 5, 32)}[form]
     query, key = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)

@@ -98,6 +98,27 @@ def test_every_decay_scaling_agrees(scaling):
     assert_agree(retention.chunkwise, random_inputs(resets=[(3, 0)]), causal=True, scaling=scaling, chunk=4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [{"chunk": 6}, {"chunk": 2}, {"chunk": 4}, {"block": 2}], ids=str)
+def test_every_form_agrees_where_heads_forget_all(monkeypatch, sizes, causal, at_once):
+    """A decay of 0, whose power of 0 is one, also where memories are threaded as on a GPU."""
+    if at_once:
+        monkeypatch.setattr(retention, "thread", retention.thread_at_once)
+    everything.cache_clear()
+    assert_agree(retention.chunkwise, random_inputs(resets=[(3, 0)]), causal=causal, scaling=0.0, **sizes)
+    everything.cache_clear()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_that_forget_all_see_their_own_timestep(causal):
+    q, k, v, memory, first = random_inputs(resets=[(3, 0)])
+    truth, after = retention.recurrent(q, k, v, memory, retention.kappas(2, 0.0), first, causal=causal)
+    np.testing.assert_allclose(truth, retention.within(q, k, v, causal=causal), atol=1e-5)
+    np.testing.assert_allclose(after, jnp.einsum("bnhi,bnhj->bhij", k[-1], v[-1]), atol=1e-5)
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_chunkwise_equals_recurrent_whatever_the_sizes_and_flags(data):

@@ -29,7 +29,9 @@ BATCH = 3
 
 
 @functools.cache
-def make(num_agents: int, *, discrete: bool, memory: bool, positions: tp.Any = "timestep"):
+def make(
+    num_agents: int, *, discrete: bool, memory: bool, positions: tp.Any = "timestep", scaling: float = 0.8
+):
     """A network whose agents mind what the others do, and what they are to decide about."""
     spec = EnvSpec(
         num_agents=num_agents,
@@ -39,7 +41,8 @@ def make(num_agents: int, *, discrete: bool, memory: bool, positions: tp.Any = "
         time_limit=9,
     )
     sizes = {"embed_dim": 32, "num_heads": 2, "num_blocks": 2}
-    net = Sable(SableConfig(**sizes, memory=memory, positions=positions), spec)
+    settings = {"memory": memory, "positions": positions, "decay_scaling": scaling}
+    net = Sable(SableConfig(**sizes, **settings), spec)
 
     @jax.jit
     def prepared(key):
@@ -97,6 +100,12 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
 )
 def test_each_agent_has_the_position_of_its_own_token(form, discrete):
     assert_same_decisions(form, 5, discrete=discrete, memory=True, positions="token")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [AT_ONCE, KERNEL, ROWS])
+def test_every_form_of_deciding_allows_heads_that_forget_all(form):
+    assert_same_decisions(form, 5, discrete=True, memory=True, scaling=0.0)
 
 
 def assert_same_decisions(form, num_agents, *, discrete, **settings):

@@ -212,7 +212,9 @@ class _Cut:
         self.num = num or (num_steps if self.settled else num_segments(num_rows, num_steps, num_agents))
         self.first = first.reshape(num_envs, self.num, -1)
         self.episode = jnp.cumsum(self.first.astype(jnp.int32), axis=-1).reshape(num_envs * self.num, -1)
-        self.rate, self.over = jnp.log2(kappa), kappa ** (num_steps // self.num)
+        # Finite where a head forgets all: 0 ** 0 is one, but -inf * 0 is not a number.
+        self.rate = jnp.maximum(jnp.log2(kappa), jnp.finfo(jnp.float32).min)
+        self.over = kappa ** (num_steps // self.num)
         self.states = jax.ShapeDtypeStruct((num_envs * self.num, *memory.shape[1:]), jnp.float32)
 
     def parts(self, x):
