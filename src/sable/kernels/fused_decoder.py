@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from sable.kernels.cached_decoder import so_far
+from sable.kernels.retention import traced_zero
 from sable.ops import retention
 from sable.types import struct
 
@@ -180,7 +181,7 @@ def _kernel(*refs, given, left, num_actions, num_heads, shared):
     head, columns = width // num_heads, max(16, pl.next_power_of_2(num_actions))
     heads = [pl.ds(h * head, head) for h in range(num_heads)]
     column = jax.lax.iota(jnp.int32, columns)
-    there, actions = column < num_actions, pl.ds(0, columns)
+    there, actions = column < num_actions, pl.ds(traced_zero(), columns)
     now = told.clock[...]
 
     def part(number, cols):

@@ -78,12 +78,12 @@ class _Agents:
     """The agents' channels of a program's head, [FEW, d]: past the last agent there are zeros."""
 
     def __init__(self, ref, head):
-        self.start, self.head = pl.program_id(1) * head, head
+        self.start, self.head, self.zero = pl.program_id(1) * head, head, retention.traced_zero()
         there = jax.lax.iota(jnp.int32, FEW) < ref.shape[0]
         self.mask = jnp.broadcast_to(there[:, None], (FEW, head))
 
     def _at(self, ref, column):
-        return ref.at[pl.ds(0, FEW), pl.ds(column + self.start, self.head)]
+        return ref.at[pl.ds(self.zero, FEW), pl.ds(column + self.start, self.head)]
 
     def load(self, ref, column=0):
         return triton.load(self._at(ref, column), mask=self.mask, other=0.0)

@@ -364,7 +364,11 @@ def _forward_kernel(sizes, *refs, told=False):
 
     past = jnp.zeros((sizes.head, sizes.head), jnp.float32) if told else memory[...]
     # One chunk needs no loop, which would compute a memory after it that nobody asks for.
-    after = chunk(0, past) if sizes.num_chunks == 1 else jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
+    after = (
+        chunk(traced_zero(), past)
+        if sizes.num_chunks == 1
+        else jax.lax.fori_loop(0, sizes.num_chunks, chunk, past)
+    )
     if more:
         more[-1][...] = after
 
@@ -497,6 +501,12 @@ def _normal(x):
     x = x - x.mean(axis=1, keepdims=True)
     spread = jax.lax.rsqrt((x * x).mean(axis=1, keepdims=True) + EPSILON)
     return x * spread, spread
+
+
+def traced_zero() -> Array:
+    """Return a zero whose value is not known while tracing. JAX 0.12 refuses slices that are known to end
+    beyond an array, even where a mask leaves out what is not there."""
+    return pl.program_id(0) * 0
 
 
 def dot(a, b):
