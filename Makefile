@@ -1,15 +1,16 @@
-# Each target does its own set-up on a fresh machine that has Python 3.11 or 3.12 and nothing else.
+# Each target does its own set-up on a fresh machine that has Python 3.11 to 3.14 and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv browser train test test-all test-gpu lint dist clean
+.PHONY: help venv browser train test test-all test-next test-gpu lint dist clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
 	@echo "make test      lint, types and tests (CI)"
 	@echo "make test-all  the same with every task, system and mode, and full counts"
+	@echo "make test-next tests with the newest versions that resolve, on the newest Python here, in .venv-next"
 	@echo "make test-gpu  the contracts' tests on a GPU (PY=python: by that interpreter, nothing installed)"
 	@echo "make dist      build wheel and sdist, check them, and train from the wheel in an empty environment"
 	@echo "make venv      only the virtual environment, in .venv"
@@ -58,6 +59,20 @@ test-all: lint browser .venv/envpool
 	@if $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[envpool]'; then touch $@; \
 	else echo "EnvPool cannot be installed here: its tests will be skipped" >&2; fi
 
+# Nothing is pinned, and what there is newer is taken each time. NEXT=python names another Python. The extra
+# jaxmarl is left out: its gymnax keeps jax below 0.12. Kernels are lowered for CUDA first, each and alone, since
+# that is what a new JAX breaks most.
+NEXT_EXTRAS := tune,ray,pettingzoo,video,onnx,dev
+test-next: export SABLE_TEST_WITHOUT = jaxmarl
+test-next: venv browser
+	@python=$${NEXT:-$$(UV=$(BIN)/uv .ci/newest-python)} && \
+		$(BIN)/uv venv --quiet --allow-existing --python "$$python" .venv-next
+	$(BIN)/uv pip install --quiet --upgrade --python .venv-next/bin/python -e '.[$(NEXT_EXTRAS)]'
+	@.venv-next/bin/python -VV && echo "without the extra jaxmarl: its gymnax keeps jax below 0.12"
+	@$(BIN)/uv pip list --quiet --python .venv-next/bin/python | grep -E '^(jax|jaxlib|flax|optax|numpy|ray) '
+	.venv-next/bin/python -m pytest -k built_for_a_gpu tests/kernels tests/systems/test_decoding.py
+	.venv-next/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" --durations=20
+
 # The contracts where kernels are compiled rather than interpreted. JAX must see the GPU or nothing runs. Each
 # process takes what memory it needs; the tests of one mode share what one process compiled, without trying out
 # which matrix product is fastest. Files without such tests are not even imported: they may want packages that
@@ -81,4 +96,4 @@ dist: venv
 	UV=$(BIN)/uv .ci/try-wheel dist/*.whl $(BIN)/python
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-next build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

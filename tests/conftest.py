@@ -3,6 +3,7 @@ one compile cache."""
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import typing as tp
@@ -38,6 +39,7 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from sable.errors import SableError  # noqa: E402
 from sable.runs import open_run as running  # noqa: E402
 from sable.training import interruption  # noqa: E402
 
@@ -132,6 +134,40 @@ def triton_modules(monkeypatch):
 
     monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", lower)
     return modules
+
+
+WITHOUT = ("jaxmarl", "brax", "gymnax") if os.environ.get("SABLE_TEST_WITHOUT") == "jaxmarl" else ()
+"""Packages of the extra that `make test-next` leaves out: tests that need one are skipped, and say so.
+Anywhere else they fail."""
+
+
+def pytest_ignore_collect(collection_path):
+    """Files that import such a package as they begin cannot even be collected."""
+    if WITHOUT and collection_path.is_file() and collection_path.suffix == ".py":
+        imports = re.findall(r"^(?:import|from) (\w+)", collection_path.read_text(), re.MULTILINE)
+        if set(imports) & set(WITHOUT):
+            return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    return (yield from _skip_what_needs_the_extra())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield from _skip_what_needs_the_extra())
+
+
+def _skip_what_needs_the_extra():
+    try:
+        return (yield)
+    except (SableError, ImportError) as error:
+        missing = re.search(r"needs (\w+), which is not installed|No module named '(\w+)", str(error))
+        if missing and (missing[1] or missing[2]) in WITHOUT:
+            pytest.skip(f"needs {missing[1] or missing[2]}, which is left out")
+        raise
 
 
 LONG = ("test_loop", "test_kills", "test_benchmark", "test_probes", "test_plan", "test_tune")

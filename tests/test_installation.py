@@ -111,6 +111,30 @@ def test_an_untested_version_of_a_suite_is_refused_in_a_line(task, package, monk
     assert ENVS.make("probe/bandit").spec.num_agents == 2
 
 
+def test_every_python_we_name_has_its_lanes():
+    """Pinned, and with the newest versions where the newest jax takes it; later ones are not refused."""
+    pythons = [
+        version for kind in PROJECT["classifiers"] if (version := kind.rpartition(" :: 3.")[2]).isdigit()
+    ]
+    jobs = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"]
+    pinned, newest = (jobs[name]["strategy"]["matrix"]["python"] for name in ("pinned", "next"))
+    assert pinned == [f"3.{version}" for version in pythons] and pinned[0] == "3.11"
+    assert PROJECT["requires-python"] == ">=3.11" and set(newest) == set(pinned) - {"3.11"}
+    assert jobs["next"]["steps"][-1]["run"].startswith("make test-next ")
+
+
+def test_the_newest_python_found_is_one_that_works(tmp_path):
+    """Not a shim that only says where the real one is."""
+    for name, code in (("python3.14", "exit 127"), ("python3.13", "exit 0"), ("uv", "exit 2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    found = subprocess.run(
+        [REPOSITORY / ".ci/newest-python"], capture_output=True, text=True, env=environment
+    )
+    assert (found.returncode, found.stdout.strip()) == (0, str(tmp_path / "python3.13"))
+
+
 def test_what_installs_elsewhere_is_well_formed():
     jobs = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"]
     lanes = [
