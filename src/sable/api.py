@@ -19,7 +19,7 @@ if tp.TYPE_CHECKING:
     from sable.envs.base import Env
     from sable.envs.checker.findings import Finding
     from sable.reports.page import Report
-    from sable.runs.plan import Plan
+    from sable.runs.plan import Plan, Progress
     from sable.runs.policy import Policy
     from sable.studies.benchmark import Cell, Outcome
     from sable.studies.reproduce import Measurement, Reproduction
@@ -161,12 +161,17 @@ def plan(
     seeds: Sequence[int] | None = None,
     num_seeds: int | None = None,
     recipe: str | Path | None = None,
+    measure: bool = True,
+    progress: "Progress | None" = None,
     **fields: tp.Any,
 ) -> "Plan":
     """What `train` would take for the same arguments, on this machine: parameters, memory by part, the most
     environments and seeds that fit, steps per second, the time of the whole.
 
-    It compiles a few programs and runs a few updates; nothing is written.
+    It compiles a few programs and runs a few updates, which takes a minute or more; nothing is written.
+    Without `measure` it answers from shapes alone, within seconds: memory is then an estimate, and there are
+    no times. `progress(plan, step)` is called before each step of the work, with what is known by then: first
+    with the answer from shapes.
     """
     from sable.envs.custom import is_own, parse
 
@@ -177,9 +182,9 @@ def plan(
             "tells its pace, and sable train, before it starts, its memory"
         )
     env = running.env_of(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
-    from sable.runs.plan import plan
+    from sable.runs.plan import no_progress, plan
 
-    return plan(env, run, config)
+    return plan(env, run, config, measure=measure, progress=progress or no_progress)
 
 
 def evaluate(

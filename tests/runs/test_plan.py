@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax._src import compiler
 
 import sable
 from sable.cli import main as cli
 from sable.errors import SableError
 from sable.runs import fit as sizes
 from sable.runs.dry_run import Rehearsal
+from sable.runs.estimate import temporary_bytes
 from sable.training import device_memory as memory
 
 TINY = {
@@ -39,8 +42,30 @@ def rehearsal(**fields) -> Rehearsal:
 
 
 @pytest.fixture(scope="module")
-def plan():
-    return sable.plan(TASK, **TINY)
+def progress():
+    """What was known, what came next and how many programs were compiled by then, each time it was told."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def plan(progress):
+    with pytest.MonkeyPatch.context() as patch:
+        compilations = count_compilations(patch)
+        return sable.plan(TASK, **TINY, progress=lambda *now: progress.append((*now, len(compilations))))
+
+
+def count_compilations(patch) -> list[str]:
+    """A list that grows by every program with a loop that XLA is given: any of a run has one, those that make
+    a constant array have none."""
+    found, real = [], compiler.compile_or_get_cached
+
+    def compile(backend, computation, *rest, **named):
+        if "stablehlo.while" in str(computation):
+            found.append(str(computation.operation.attributes["sym_name"]))
+        return real(backend, computation, *rest, **named)
+
+    patch.setattr(compiler, "compile_or_get_cached", compile)
+    return found
 
 
 @pytest.fixture
@@ -59,6 +84,71 @@ def test_parameters_and_updates_are_those_of_the_run(plan):
     assert plan.parameters == sum(leaf[0].size for leaf in jax.tree.leaves(state.run.learner.params))
     assert (plan.updates, plan.steps_per_update) == (2, config.num_envs * config.rollout_length)
     assert (plan.num_seeds, plan.num_envs, plan.task) == (len(run.seeds), 16, TASK)
+
+
+def test_the_first_answer_comes_before_anything_is_compiled(plan, progress):
+    first, _, compilations = progress[0]
+    assert compilations == 0 and progress[-1][2] > 0
+    assert not first.measured and plan.measured and first.total_seconds is None
+    same = ("parameters", "updates", "steps_per_update", "num_seeds", "num_envs", "available_bytes")
+    assert all(getattr(first, name) == getattr(plan, name) for name in same)
+    assert first.fits and sum(first.memory.values()) == first.needed_bytes
+    exact = {"parameters", "optimiser", "environments", "memories", "replay"}
+    assert {part: first.memory[part] for part in exact} == {part: plan.memory[part] for part in exact}
+    steps = [step for _, step, _ in progress]
+    assert len(set(steps)) == len(steps) >= 4 and steps[0] == "compiling an update of 16 environments"
+
+
+def test_without_measuring_nothing_is_compiled(monkeypatch):
+    compilations = count_compilations(monkeypatch)
+    found = sable.plan(TASK, **TINY, measure=False)
+    assert compilations == [] and not found.measured
+    assert found.largest_num_envs > 0 and found.largest_num_seeds > 0
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_first_answer_says_what_does_not_fit(most, device_with):
+    needed = sable.plan(TASK, **TINY, measure=False).needed_bytes
+    device_with(int(needed * (0.5 if most == 0 else 1.2)))
+    found = sable.plan(TASK, **TINY, measure=False)
+    assert found.fits == bool(most) and found.largest_num_seeds == most
+    assert (found.largest_num_envs >= 16) == found.fits
+
+
+def test_the_first_answer_is_printed_at_once(plan, monkeypatch, capsys):
+    """On stdout, before the first step of the work; each step has a line on stderr."""
+    seen = []
+
+    def fake(task, *, measure, progress, **fields):
+        progress(dataclasses.replace(plan, measured=False, total_seconds=None), "compiling")
+        seen.append(capsys.readouterr())
+        return plan
+
+    monkeypatch.setattr(sable, "plan", fake)
+    assert cli.main(["plan", TASK, "--system", "ippo"]) == 0
+    assert seen[0].out.startswith("from shapes alone:\nparameters") and "about" in seen[0].out
+    assert seen[0].err == "compiling ...\n"
+    assert capsys.readouterr().out.startswith("\nmeasured:\nparameters")
+
+
+def test_temporaries_are_those_alive_at_once():
+    """By hand, of 4 kB arrays: two at once in a chain; three and the first product of a fan."""
+    kilo = jax.ShapeDtypeStruct((1000,), "float32")
+
+    def chain(x):
+        a = jnp.sin(x)
+        b = jnp.cos(a)  # a dies here
+        return jnp.tan(b) + x
+
+    def fan(x):
+        a, b, c = jnp.sin(x), jnp.cos(x), jnp.tan(x)
+        return a * b * c
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 9, lambda _, x: chain(x), x)
+
+    found = [temporary_bytes(jax.make_jaxpr(form)(kilo).jaxpr) for form in (chain, fan, loop)]
+    assert found[:2] == [8000, 16000] and found[0] <= found[2] <= found[0] + 4000
 
 
 def test_memory_by_part_adds_up_to_what_is_needed(plan):
@@ -132,7 +222,12 @@ def test_training_begins_with_its_plan_in_one_line(tmp_path, capsys):
 
 def test_the_command_prints_a_table_or_json(plan, monkeypatch, capsys):
     given = {}
-    monkeypatch.setattr(sable, "plan", lambda task, **fields: given.update(task=task, **fields) or plan)
+
+    def fake(task, *, measure, progress, **fields):
+        given.update(task=task, **fields)
+        return plan
+
+    monkeypatch.setattr(sable, "plan", fake)
     assert cli.main(["plan", TASK, "--system", "ippo", "--num-envs", "16"]) == 0
     assert given == {"task": TASK, "system": "ippo", "num_envs": 16}
     rows = dict(

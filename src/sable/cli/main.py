@@ -22,6 +22,7 @@ from sable.errors import SableError, suggest
 from sable.installation import DISTRIBUTION, VERSION
 
 if tp.TYPE_CHECKING:
+    from sable.runs.plan import Plan
     from sable.studies.benchmark import Cell
     from sable.training.loop import Result
 
@@ -157,12 +158,30 @@ def _interrupted(
 
 def _plan(argv: Argv) -> int:
     given = parse(plan_parser(system_of(argv)), argv)
-    as_json = given.pop("json", False)
-    plan = sable.plan(given.pop("task", None), **given)
+    as_json, measure = given.pop("json", False), not given.pop("no_measure", False)
+    progress = _PlanProgress(as_json)
+    plan = sable.plan(given.pop("task", None), **given, measure=measure, progress=progress)
     from sable.runs.plan import in_words
 
+    if progress.began and not as_json:
+        print("\nmeasured:")
     print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else in_words(plan))
     return 0
+
+
+class _PlanProgress:
+    """Print the first answer at once, then a line on stderr for each step of the work."""
+
+    def __init__(self, as_json: bool):
+        self.as_json, self.began = as_json, False
+
+    def __call__(self, plan: "Plan", step: str) -> None:
+        if not self.began and not self.as_json:
+            from sable.runs.plan import in_words
+
+            print(f"from shapes alone:\n{in_words(plan)}\n", flush=True)
+        self.began = True
+        print(f"{step} ...", file=sys.stderr, flush=True)
 
 
 def _evaluate(argv: Argv) -> int:

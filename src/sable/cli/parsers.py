@@ -76,11 +76,12 @@ def plan_parser(system: str) -> Parser:
     parser = Parser(
         "plan",
         "What `sable train` with the same flags would take on this machine: parameters, memory by part, the "
-        "most environments or seeds that fit, steps/s, and the time of the whole. Compiles a few programs, "
-        "runs a few updates, writes nothing.",
+        "most environments or seeds that fit, steps/s, and the time of the whole. Says at once what shapes "
+        "alone tell, then compiles a few programs and runs a few updates. Writes nothing.",
     )
     parser.usage = "sable plan [TASK] [flags of sable train]"
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    parser.add_argument("--no-measure", action="store_true", help="only what shapes tell: seconds, no times")
     _add_run_flags(parser, system, {})
     return parser
 

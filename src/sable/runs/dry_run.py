@@ -6,10 +6,11 @@ import time
 import typing as tp
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from sable import systems
 from sable.config.schema import RunConfig, SystemConfig
@@ -18,7 +19,9 @@ from sable.systems.base import System
 from sable.training import device_memory as memory
 from sable.training import devices
 from sable.training.compile import Compiler
-from sable.training.update import Program, State, make_program, one_by_one
+from sable.training.rollout import collect
+from sable.training.update import Program, RunState, State, make_program, one_by_one
+from sable.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,18 @@ class Rehearsal:
         )
 
     @cached_property
+    def update(self) -> Jaxpr:
+        """One update of one seed, traced and not compiled; `state` has traced most of it already."""
+        return jax.make_jaxpr(self.program.update)(self._one_seed).jaxpr
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        """The shapes of one seed's rollout."""
+        one, length = self._one_seed, self.config.rollout_length
+        gather = partial(collect, self.env, self.system, length=length, pool_size=1)
+        return jax.eval_shape(gather, one.learner, one.situation, one.key)[1]
+
+    @cached_property
     def unit(self) -> tp.Any:
         """The compiled unit: (run, updates) -> run."""
         places = devices.places(self.compiler.mesh, self.state)
@@ -90,6 +105,13 @@ class Rehearsal:
         compiled = self.compiler(*args, **options)
         self.compile_seconds[name] = self.compiler.seconds - before
         return compiled
+
+    @property
+    def _one_seed(self) -> RunState:
+        """The shapes of one seed's state, wherever it is."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, weak_type=x.weak_type), self.state.run
+        )
 
     @property
     def _seeds(self) -> np.ndarray:

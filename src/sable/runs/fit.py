@@ -26,6 +26,19 @@ def room() -> int:
     return int(memory.capacity().available * MARGIN)
 
 
+def estimate_envs(one: Rehearsal, needed: int, growing: int, room: int) -> int | None:
+    """The number of environments that would fill the room if `growing` of the bytes grew with them; None
+    where none do. Nothing is compiled."""
+    if not growing:
+        return None
+    return _allowed("num_envs", one, one.config.num_envs * (room - needed + growing) // growing)
+
+
+def estimate_seeds(one: Rehearsal, needed: int, room: int) -> int:
+    """The number of seeds that would fill the room if all of them needed alike. Nothing is compiled."""
+    return _allowed("num_seeds", one, room * len(one.run.seeds) // needed)
+
+
 def most_envs(one: Rehearsal, other: Rehearsal, room: int) -> int | None:
     """The largest number of environments that fits, found from two runs that differ in nothing else and
     compiled to make sure; None where memory does not grow with them."""

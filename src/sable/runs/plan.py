@@ -1,5 +1,5 @@
-"""What a run will take, before it runs: memory from XLA's own count of programs that are compiled and not
-run, time from a few updates.
+"""What a run will take, before it runs: at once from shapes alone (`estimate`), then memory from XLA's own
+count of programs that are compiled and not run, and time from a few updates.
 
 Two or three compilations tell the largest run that fits (`sizes`).
 """
@@ -17,11 +17,10 @@ from sable.config.schema import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.runs import fit as sizes
 from sable.runs.dry_run import Rehearsal, Timing, timed
+from sable.runs.estimate import temporary_bytes
 from sable.training import device_memory as memory
 from sable.training import loop
-from sable.training.rollout import collect
 from sable.training.update import State
-from sable.types import PyTree
 
 PROBE_SECONDS = 6.0
 """How long a probe may take; there are three: updates at a small size, at the run's own, and evaluation."""
@@ -41,6 +40,8 @@ class Plan:
     steps_per_update: int
     """environment steps of one seed"""
     device: str
+    measured: bool
+    """Whether memory is XLA's own count of the compiled programs; else it is told from shapes."""
     memory: dict[str, int]
     """bytes by part"""
     needed_bytes: int
@@ -51,7 +52,7 @@ class Plan:
     largest_num_seeds: int
     """with these environments"""
     compile_seconds: float | None = None
-    """this and what follows is None where not even a small part of the run fits"""
+    """This and what follows is None where nothing was measured: not even a small part of the run fits."""
     update_seconds: float | None = None
     evaluation_seconds: float | None = None
     steps_per_second: float | None = None
@@ -61,40 +62,75 @@ class Plan:
     """environments of the updates that were timed: fewer where the run's own would take too long"""
 
 
+Progress = tp.Callable[["Plan", str], None]
+"""Called with what is known so far and what is done next."""
+
+
+def no_progress(plan: Plan, step: str) -> None:
+    """Say nothing."""
+
+
 @memory.explained()
-def plan(env: Env, run: RunConfig, config: SystemConfig) -> Plan:
-    """What training `run` would take here, from shapes, compilations and a few updates."""
-    rehearsal, other = Rehearsal(env, run, config), Rehearsal(env, *sizes.another(run, config))
-    room = sizes.room()
+def estimate(rehearsal: Rehearsal) -> Plan:
+    """Return what training would take as far as shapes alone tell it: nothing is compiled, nothing is run."""
+    run, config, room = rehearsal.run, rehearsal.config, sizes.room()
+    parts = _estimated_parts(rehearsal)
+    needed = sum(parts.values())
+    growing = needed - parts["parameters"] - parts["optimiser"] - parts["replay"]
     steps_per_update = config.num_envs * config.rollout_length
-    boundaries = loop.schedule(run, steps_per_update)
     return Plan(
         task=run.task,
         system=run.system,
         num_seeds=len(run.seeds),
         num_envs=config.num_envs,
         parameters=memory.num_parameters(rehearsal.state),
-        updates=boundaries[-1],
+        updates=loop.schedule(run, steps_per_update)[-1],
         steps_per_update=steps_per_update,
         device=jax.devices()[0].device_kind,
-        memory=_parts(rehearsal),
-        needed_bytes=rehearsal.needed,
+        measured=False,
+        memory=parts,
+        needed_bytes=needed,
         available_bytes=memory.capacity().available,
-        fits=rehearsal.needed <= room,
-        largest_num_envs=sizes.most_envs(rehearsal, other, room),
-        largest_num_seeds=sizes.most_seeds(rehearsal, room),
-        **_times(rehearsal, other, boundaries, room),
+        fits=needed <= room,
+        largest_num_envs=sizes.estimate_envs(rehearsal, needed, growing, room),
+        largest_num_seeds=sizes.estimate_seeds(rehearsal, needed, room),
     )
+
+
+@memory.explained()
+def plan(
+    env: Env, run: RunConfig, config: SystemConfig, *, measure: bool = True, progress: Progress = no_progress
+) -> Plan:
+    """Return what training `run` would take here: from shapes, then from compilations and a few updates."""
+    rehearsal = Rehearsal(env, run, config)
+    found = estimate(rehearsal)
+    if not measure:
+        return found
+    other, room = Rehearsal(env, *sizes.another(run, config)), sizes.room()
+    progress(found, f"compiling an update of {config.num_envs} environments")
+    found = dataclasses.replace(
+        found,
+        measured=True,
+        memory=_counted_parts(rehearsal),
+        needed_bytes=rehearsal.needed,
+        fits=rehearsal.needed <= room,
+    )
+    progress(found, f"compiling one of {other.config.num_envs}, to see what more environments cost")
+    found = dataclasses.replace(found, largest_num_envs=sizes.most_envs(rehearsal, other, room))
+    progress(found, "compiling one of two seeds" if len(run.seeds) == 1 else "looking for the most seeds")
+    found = dataclasses.replace(found, largest_num_seeds=sizes.most_seeds(rehearsal, room))
+    boundaries = loop.schedule(run, found.steps_per_update)
+    return dataclasses.replace(found, **_times(rehearsal, other, boundaries, room, partial(progress, found)))
 
 
 def in_words(plan: Plan) -> str:
     """The plan as a table."""
-    words = memory.in_words
+    words, about = memory.in_words, "" if plan.measured else "about "
     seeds = f" x {plan.num_seeds} seeds" if plan.num_seeds > 1 else ""
     rows = [
         ("parameters", f"{plan.parameters:,}"),
         ("updates", f"{plan.updates:,} of {plan.steps_per_update:,} steps{seeds}"),
-        ("memory", f"{words(plan.needed_bytes)} of {words(plan.available_bytes)} on {plan.device}"),
+        ("memory", f"{about}{words(plan.needed_bytes)} of {words(plan.available_bytes)} on {plan.device}"),
         *((f"  {part}", words(num_bytes)) for part, num_bytes in plan.memory.items() if num_bytes),
         ("fits", "yes" if plan.fits else "no"),
         ("largest num_envs", "any" if plan.largest_num_envs is None else f"{plan.largest_num_envs:,}"),
@@ -112,32 +148,56 @@ def in_words(plan: Plan) -> str:
     return "\n".join(f"{name:<22}{text}" for name, text in rows)
 
 
-def _parts(rehearsal: Rehearsal) -> dict[str, int]:
-    """The bytes of each part of the run on one device; they add up to what it needs."""
-    state, config = rehearsal.state, rehearsal.config
-    learner, situation = state.run.learner, state.run.situation
-    gather = partial(collect, rehearsal.env, rehearsal.system, length=config.rollout_length, pool_size=1)
-    _, rollout, _ = jax.eval_shape(jax.vmap(gather), *map(_bare, (learner, situation, state.run.key)))
+def _counted_parts(rehearsal: Rehearsal) -> dict[str, int]:
+    """The bytes of each part of the run on one device, by XLA's count; they add up to what it needs."""
     temporaries = rehearsal.unit.memory_analysis().temp_size_in_bytes
-    parts = {
+    parts = _state_parts(rehearsal) | {"rollout": min(_rollout_bytes(rehearsal), temporaries)}
+    return parts | {"other temporaries": rehearsal.needed - sum(parts.values())}
+
+
+def _estimated_parts(rehearsal: Rehearsal) -> dict[str, int]:
+    """The same by shapes alone."""
+    temporaries = temporary_bytes(rehearsal.update) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
+    rollout = min(_rollout_bytes(rehearsal), temporaries)
+    return _state_parts(rehearsal) | {"rollout": rollout, "other temporaries": temporaries - rollout}
+
+
+def _state_parts(rehearsal: Rehearsal) -> dict[str, int]:
+    state = rehearsal.state
+    learner, situation = state.run.learner, state.run.situation
+    return {
         "parameters": memory.size((learner.params, state.best)),
         "optimiser": memory.size(dataclasses.replace(learner, params=(), replay=())),
         "environments": memory.size((situation.env_state, situation.timestep)),
         "memories": memory.size(situation.memory),
         "replay": memory.size(learner.replay),
-        "rollout": min(memory.size(rollout) // (rehearsal.run.devices or jax.device_count()), temporaries),
     }
-    return parts | {"other temporaries": rehearsal.needed - sum(parts.values())}
 
 
-def _times(rehearsal: Rehearsal, other: Rehearsal, boundaries: list[int], room: int) -> dict[str, tp.Any]:
+def _rollout_bytes(rehearsal: Rehearsal) -> int:
+    return memory.size(rehearsal.rollout) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
+
+
+def _num_devices(rehearsal: Rehearsal) -> int:
+    return rehearsal.run.devices or jax.device_count()
+
+
+def _times(
+    rehearsal: Rehearsal,
+    other: Rehearsal,
+    boundaries: list[int],
+    room: int,
+    progress: tp.Callable[[str], None],
+) -> dict[str, tp.Any]:
     """The fields of a Plan that take running to know: the small program first, then the run's own if that
     will not take long."""
     run, num_envs = rehearsal.run, rehearsal.config.num_envs
     small = min(rehearsal, other, key=lambda each: each.config.num_envs)
     if small.needed > room:
         return {}
+    progress(f"timing updates of {small.config.num_envs} environments")
     update, state = _timed_updates(small, small.start())
+    progress("compiling and timing an evaluation")
     assess = small.assess  # compiled before the clock starts
     evaluation, _ = timed(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
     del state
@@ -145,6 +205,7 @@ def _times(rehearsal: Rehearsal, other: Rehearsal, boundaries: list[int], room: 
     # Accelerators take hardly longer for many environments than for few: there this is far too much.
     likely = seconds if jax.default_backend() == "cpu" else seconds / 10
     if small is not rehearsal and rehearsal.needed <= room and likely <= PROBE_SECONDS:
+        progress(f"timing updates of {num_envs} environments")
         update, _ = _timed_updates(rehearsal, rehearsal.start())
         probed, seconds = rehearsal, update.seconds
     compiling = rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"]
@@ -166,8 +227,3 @@ def _timed_updates(rehearsal: Rehearsal, state: State) -> tuple[Timing, State]:
         return dataclasses.replace(state, run=rehearsal.unit(state.run, np.int32(1)))
 
     return timed(update, state, repeats=5, patience=PROBE_SECONDS)
-
-
-def _bare(tree: PyTree) -> PyTree:
-    """The shapes alone, wherever they are."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type), tree)
