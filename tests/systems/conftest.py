@@ -32,6 +32,10 @@ MODES = {
     "sable-time_limits": SableConfig(**SMALL, **NARROW, bootstrap_time_limits=True),
     "sable-continuous": SableConfig(**SMALL, **WIDTH),
     "sable-continuous-memoryless": SableConfig(**SMALL, **NARROW, memory=False),
+    "sable-bfloat16": SableConfig(**SMALL, **WIDTH, num_blocks=2, compute="bfloat16"),
+    "sable-memoryless-bfloat16": SableConfig(**SMALL, **WIDTH, memory=False, compute="bfloat16"),
+    "sable-natural-bfloat16": SableConfig(**SMALL, **WIDTH, agent_order="natural", compute="bfloat16"),
+    "sable-continuous-bfloat16": SableConfig(**SMALL, **WIDTH, compute="bfloat16"),
     "mat": MATConfig(**SMALL, **WIDTH, num_blocks=2),
     "mat-per_epoch": MATConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
     "mat-continuous": MATConfig(**SMALL, **WIDTH, rms_norm=True, swiglu=True),
@@ -44,7 +48,7 @@ MODES = {
 }
 
 
-QUICK = {"sable", "ippo-continuous-memory-chunks"}
+QUICK = {"sable", "sable-bfloat16", "ippo-continuous-memory-chunks"}
 """Modes for `make test`; the others, each of which compiles for some ten seconds, for `make test-all`."""
 
 
@@ -52,6 +56,7 @@ QUICK = {"sable", "ippo-continuous-memory-chunks"}
 class Played:
     """A system that has played a little: short episodes, so that boundaries lie inside the rollout."""
 
+    mode: str
     config: PPOConfig
     spec: EnvSpec
     policy: ppo.Policy
@@ -99,7 +104,53 @@ def play(mode: str) -> Played:
         _, played, _ = gather(learner, situation, second_key)
     kept, finals = played.steps.final
     rollout = replace(played, steps=replace(played.steps, final=kept))
-    return Played(config, env.spec, policy, jax.jit(system.learn), learner, rollout, finals)
+    return Played(mode, config, env.spec, policy, jax.jit(system.learn), learner, rollout, finals)
+
+
+UNIT_ROUNDOFF = 2.0**-8
+"""The largest relative error of rounding a number to bfloat16, which has 8 significant bits."""
+ROUNDINGS = 10
+"""Roundings that follow one another for each product with weights: those of the weight and of its input, of
+the product, and of what comes of it in retention (scores, decay, what is recalled, norm, gate) or in a norm
+and the sum with its residual. At worst they add up."""
+DRAWS = 16
+
+
+class Tolerance(tp.NamedTuple):
+    """How far learning may be from acting, in an action's log-probability and in a value."""
+
+    log_prob: float
+    value: float
+
+
+@cache
+def tolerance(mode: str) -> Tolerance:
+    """Return what rounding explains. In bfloat16 that follows from the network: as often as activations are
+    rounded between two weights, the most that rounding errors of the weights alone change in float32."""
+    played = play(mode)
+    if getattr(played.config, "compute", "float32") == "float32":
+        return Tolerance(1e-5, 1e-5)
+    return Tolerance(*(ROUNDINGS * change for change in rounded_weights(played)))
+
+
+def rounded_weights(played: Played) -> Tolerance:
+    """Return the largest changes of log-probabilities and values in float32 where every weight is off by what
+    rounding may do to it, over some draws."""
+    exact = importlib.import_module("sable.systems.sable").make_policy(
+        played.spec, replace(played.config, compute="float32")
+    )
+    given = exact.prepare(played.rollout.steps), played.rollout.start_memory, played.learner.order
+    flat, restore = ravel_pytree(played.learner.params)
+
+    @jax.jit
+    def answers(key: jax.Array, size: float) -> tuple[jax.Array, jax.Array]:
+        off = size * jax.random.uniform(key, flat.shape, minval=-1.0, maxval=1.0)
+        found = exact.evaluate(restore(flat * (1 + off)), *given, jax.random.key(0))
+        return found.log_prob, found.value
+
+    truth = answers(jax.random.key(0), 0.0)
+    draws = [answers(key, UNIT_ROUNDOFF) for key in jax.random.split(jax.random.key(11), DRAWS)]
+    return Tolerance(*(max(float(abs(a[k] - truth[k]).max()) for a in draws) for k in (0, 1)))
 
 
 def marks(mode: str) -> list[pytest.MarkDecorator]:

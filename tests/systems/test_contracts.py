@@ -12,7 +12,7 @@ import pytest
 
 from sable.config.schema import ActorCriticConfig
 from sable.ops import trees as tree
-from tests.systems.conftest import play
+from tests.systems.conftest import ROUNDINGS, play, tolerance
 
 
 def evaluate(played, order=None):
@@ -66,16 +66,27 @@ def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
 
 @pytest.mark.gpu
 def test_acting_and_evaluating_agree_in_the_order_acted_in(played):
-    found, acted = evaluate(played), played.rollout.steps.extras
-    np.testing.assert_allclose(found.log_prob, acted.log_prob, atol=1e-5)
-    np.testing.assert_allclose(found.value, acted.value, atol=1e-5)
+    found, acted, near = evaluate(played), played.rollout.steps.extras, tolerance(played.mode)
+    np.testing.assert_allclose(found.log_prob, acted.log_prob, atol=near.log_prob)
+    np.testing.assert_allclose(found.value, acted.value, atol=near.value)
+
+
+@pytest.mark.gpu
+def test_bfloat16_is_what_learning_computes_with(played):
+    """Else the tolerance above would be wide for nothing: learning is as far off as rounding makes it."""
+    if getattr(played.config, "compute", "float32") == "float32":
+        return
+    found, acted, near = evaluate(played), played.rollout.steps.extras, tolerance(played.mode)
+    for part in ("log_prob", "value"):
+        off = np.abs(getattr(found, part) - getattr(acted, part)).max()
+        assert off > getattr(near, part) / ROUNDINGS / 10, part
 
 
 def test_another_order_of_agents_is_another_policy(played):
     """Otherwise the order would be ignored and the agreement above would prove nothing about it. Where agents
     act side by side it is."""
     found = evaluate(played, order=played.learner.order[::-1])
-    change = jnp.abs(found.log_prob - played.rollout.steps.extras.log_prob).max()
+    change = jnp.abs(found.log_prob - evaluate(played).log_prob).max()
     assert change < 1e-5 if played.policy.agent_order is None else change > 1e-4
 
 
@@ -90,8 +101,7 @@ def test_memory_that_comes_in_matters(played):
             played.rollout, start_memory=jax.tree.map(jnp.zeros_like, played.rollout.start_memory)
         ),
     )
-    found, acted = evaluate(forgetful), played.rollout.steps.extras
-    assert jnp.abs(found.value - acted.value).max() > 1e-4
+    assert jnp.abs(evaluate(forgetful).value - evaluate(played).value).max() > 1e-4
 
 
 @pytest.mark.gpu
@@ -101,7 +111,7 @@ def test_the_ratio_is_one_in_every_epoch_at_learning_rate_zero(played):
     after, metrics = learn(played, still)
     assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, after.params, still.params)))
     if played.policy.agent_order != "per_epoch":
-        assert metrics["policy/largest_change"] < 1e-4
+        assert metrics["policy/largest_change"] < max(1e-4, np.expm1(tolerance(played.mode).log_prob))
     else:  # the paper's way learns in another order than it acted in
         assert metrics["policy/largest_change"] > 1e-4
 
@@ -112,7 +122,10 @@ def test_targets_are_those_of_a_loop_with_lambda_09(played):
     still = replace(played.learner, hyper=replace(played.learner.hyper, learning_rate=rates))
     _, metrics = learn(played, still)
     found = {lam: np.square(advantages(played, lam)).mean() / 2 for lam in (0.9, 0.95)}
-    np.testing.assert_allclose(metrics["loss/critic"], found[0.9], rtol=1e-4)
+    # Values off by so much change the root of their mean squared error by no more.
+    near = tolerance(played.mode).value if tolerance(played.mode).value > 1e-5 else 0.0
+    off = abs(np.sqrt(2 * metrics["loss/critic"]) - np.sqrt(2 * found[0.9]))
+    assert off <= near + 5e-5 * np.sqrt(2 * found[0.9])
     assert abs(found[0.95] / found[0.9] - 1) > 1e-3
 
 
