@@ -4,7 +4,7 @@ BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv browser train test test-all test-next test-gpu lint dist clean
+.PHONY: help venv browser train test test-all test-next test-orbax test-gpu lint dist clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
@@ -51,7 +51,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint browser
 	$(PYTEST) -m "not slow" --durations=40
 
-test-all: lint browser .venv/envpool
+test-all: lint browser .venv/envpool test-orbax
 	$(PYTEST)
 
 # 800 MB for three tests, so apart; the newest that there is, since the newest have most of our suites.
@@ -72,6 +72,17 @@ test-next: venv browser
 	@$(BIN)/uv pip list --quiet --python .venv-next/bin/python | grep -E '^(jax|jaxlib|flax|optax|numpy|ray) '
 	.venv-next/bin/python -m pytest -k built_for_a_gpu tests/kernels tests/systems/test_decoding.py
 	.venv-next/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" --durations=20
+
+# What an older version wrote, by an Orbax as new as the one that wrote it: jax2onnx keeps it out of .venv.
+test-orbax: .venv/orbax/ready
+	.venv/orbax/bin/python -m pytest tests/test_older_files.py
+
+.venv/orbax/ready: .venv/ready
+	$(PYTHON) -m venv .venv/orbax
+	grep -vE '^(orbax-checkpoint|jax2onnx)==' constraints.txt >.venv/orbax/constraints.txt
+	$(BIN)/uv pip install --quiet --python .venv/orbax/bin/python -c .venv/orbax/constraints.txt \
+		-e '.[tune,orbax]' 'orbax-checkpoint>=0.12' pytest hypothesis beartype
+	touch $@
 
 # The contracts where kernels are compiled rather than interpreted. JAX must see the GPU or nothing runs. Each
 # process takes what memory it needs; the tests of one mode share what one process compiled, without trying out

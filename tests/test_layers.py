@@ -25,6 +25,7 @@ ALLOWED = {
     "envs": {"types", "config", "errors", "installation", "quiet", "trust"},
     "training": {"types", "config", "errors", "files", "tensors", "ops", "kernels", "envs", "systems"},
 }
+ALLOWED["training"] |= {"installation"}
 ALLOWED["runs"] = ALLOWED["training"] | {
     "installation",
     "quiet",
@@ -75,7 +76,8 @@ HEAVY |= {
 }
 HEAVY |= {"gymnasium": {"envs/python/pettingzoo.py"}, "pettingzoo": set()}
 HEAVY |= {"PIL": {"viewer/video.py"}, "imageio_ffmpeg": {"viewer/video.py"}}
-HEAVY |= {"orbax": {"training/checkpoint.py"}, "jax2onnx": {"runs/export.py"}}
+HEAVY |= {"orbax": {"training/orbax_files.py"}, "safetensors": {"tensors.py"}}
+HEAVY |= {"jax2onnx": {"runs/export.py"}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

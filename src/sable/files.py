@@ -47,14 +47,13 @@ def remove_leftovers(folder: Path) -> None:
 def read_regular(path: Path, most: int = sys.maxsize) -> bytes:
     """Return the content of a regular file of at most `most` bytes; anything else, which may have no end, is
     an OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a FIFO would wait for a writer
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(None, "it is not a regular file")
-        if status.st_size > most:
-            raise OSError(None, f"it holds {status.st_size} bytes, and can hold {most} at most")
-        return file.read(status.st_size)
+    with _open_regular(path, most) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def require_regular(path: Path, most: int = sys.maxsize) -> None:
+    """Refuse, by an OSError, what `read_regular` would not read."""
+    _open_regular(path, most).close()
 
 
 def require_unicode(folder: Path) -> None:
@@ -67,6 +66,17 @@ def require_unicode(folder: Path) -> None:
             f"{folder}: the name of a run's folder is not UTF-8; choose another, or, if it is the locale "
             "that knows no UTF-8, set PYTHONUTF8=1"
         ) from None
+
+
+def _open_regular(path: Path, most: int) -> tp.IO[bytes]:
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # or a FIFO would wait for a writer
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most:
+        return file
+    file.close()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(None, "it is not a regular file")
+    raise OSError(None, f"it holds {status.st_size} bytes, and can hold {most} at most")
 
 
 def _locked(path: Path) -> tp.IO[bytes]:

@@ -1,39 +1,48 @@
-"""Named arrays in one file, in the safetensors format: a length, a JSON header, the raw numbers. Reading runs
-no code, and a SHA-256 sum of the numbers, kept in the header where we wrote it, is checked first."""
+"""Named arrays in one file, by the safetensors package: it runs no code, and believes no length that its file
+does not have. Here is what comes around it: sizes and sums before anything is read, and what an array must be
+before it is used."""
 
 import hashlib
-import json
 import math
 import sys
 import typing as tp
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from sable.config.checks import shown
 from sable.errors import SableError
-from sable.files import read_regular, write_atomically
+from sable.files import read_regular, require_regular, write_atomically
 
-_KINDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U32": "<u4", "U8": "|u1"}
-_KINDS |= {"BOOL": "|b1", "U64": "<u8", "I16": "<i2", "U16": "<u2", "I8": "|i1", "BF16": ml_dtypes.bfloat16}
-_NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
+_DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "C64": "c8", "BOOL": "?"}
+_DTYPES |= {
+    "I64": "i8",
+    "I32": "i4",
+    "I16": "i2",
+    "I8": "i1",
+    "U64": "u8",
+    "U32": "u4",
+    "U16": "u2",
+    "U8": "u1",
+}
+_KNOWN = frozenset(np.dtype(dtype) for dtype in _DTYPES.values())
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Make these arrays the content of `path`, whole or not at all."""
-    header, parts, offset = {}, [], 0
-    for name, array in sorted(arrays.items()):
-        part = np.ascontiguousarray(array).tobytes()
-        place = [offset, offset := offset + len(part)]
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": place}
-        parts.append(part)
-    data = b"".join(parts)
-    header["__metadata__"] = {"sha256": hashlib.sha256(data).hexdigest()}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    write_atomically(path, len(text).to_bytes(8, "little") + text + data)
+    write_atomically(path, safetensors.numpy.save(_contiguous(arrays)))
+
+
+def stream(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write these arrays to a new file without a second copy of them in memory."""
+    try:
+        safetensors.numpy.save_file(_contiguous(arrays), path)
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 class Kind(tp.Protocol):
@@ -52,21 +61,39 @@ def most_bytes(kinds: Mapping[str, Kind]) -> int:
 
 
 def read(path: Path, most: int = sys.maxsize, digest: str | None = None) -> dict[str, np.ndarray]:
-    """The arrays in `path`, by name; anything not as it was written is refused, and before that a file of
-    more than `most` bytes, or of another SHA-256 sum than `digest`."""
+    """Return the arrays in `path`, by name. A file of more than `most` bytes, or of another SHA-256 sum than
+    `digest`, is refused before it is looked into."""
     try:
         content = read_regular(path, most)
         if digest is not None and digest != hashlib.sha256(content).hexdigest():
             raise ValueError("it is damaged: its sum is another than was noted when it was written")
-        begin = 8 + int.from_bytes(content[:8], "little")
-        header, data = json.loads(content[8:begin]), content[begin:]
-        digest = header.pop("__metadata__", {}).get("sha256")  # other programs write none
-        if len(content) < begin or digest not in (None, hashlib.sha256(data).hexdigest()):
-            raise ValueError("its numbers are not what was written")
-        return {name: _array(entry, data) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return {name: _array(entry) for name, entry in safetensors.deserialize(content)}
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error) or "it is damaged"
-        raise SableError(f"{path} cannot be read: {' '.join(why.split())}") from None
+        raise SableError(f"{path} cannot be read: {' '.join(why.split())[:400]}") from None
+
+
+def pick(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those arrays of a file, of which nothing else is read."""
+    try:
+        require_regular(path)
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in names}
+    except safetensors.SafetensorError as error:
+        raise ValueError(" ".join(str(error).split())[:400]) from None
+
+
+def to_storable(array: np.ndarray) -> np.ndarray:
+    """Return an array of a type that the format has: of any other its bytes, along one more axis."""
+    if array.dtype in _KNOWN:
+        return array
+    return np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, array.dtype.itemsize)
+
+
+def from_storable(array: np.ndarray, name: str) -> np.ndarray:
+    """Return the array of the type of that name of which `to_storable` made this one."""
+    dtype = np.dtype(name)
+    return array if dtype in _KNOWN else np.frombuffer(array.tobytes(), dtype).reshape(array.shape[:-1])
 
 
 def refuse_unfit(arrays: Mapping[str, np.ndarray], kinds: Mapping[str, Kind], where: str) -> None:
@@ -84,8 +111,10 @@ def _words(kind: Kind) -> str:
     return f"{kind.dtype}{list(kind.shape)}"
 
 
-def _array(entry: dict[str, tp.Any], data: bytes) -> np.ndarray:
-    kind, shape, (begin, end) = np.dtype(_KINDS[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
-    if not 0 <= begin <= end <= len(data) or math.prod(shape) * kind.itemsize != end - begin:
-        raise ValueError("an array does not fit its place")
-    return np.frombuffer(data[begin:end], kind).reshape(shape)
+def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays whose numbers lie one after another, which the package takes for granted."""
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+
+
+def _array(entry: dict[str, tp.Any]) -> np.ndarray:
+    return np.frombuffer(entry["data"], np.dtype(_DTYPES[entry["dtype"]])).reshape(entry["shape"])

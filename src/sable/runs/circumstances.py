@@ -23,7 +23,7 @@ _PACKAGES = (
     "jaxlib",
     "flax",
     "optax",
-    "orbax-checkpoint",
+    "safetensors",
     "numpy",
     "jumanji",
     "jaxmarl",

@@ -1,23 +1,22 @@
-"""Checkpoints of a whole run: Orbax writes the arrays, a SHA-256 manifest proves they are still what was
-written.
+"""Checkpoints of a whole run: its arrays in one safetensors file, by their paths in the state, and a SHA-256
+manifest that proves they are still what was written.
 
-Orbax alone loads flipped bits without a word, so every load checks the manifest first. A checkpoint is
-written beside its final place and renamed there, so that a folder with a step's name is always complete.
-Where the newest has been damaged since, the newest that is whole is loaded, and the damage is named.
+A checkpoint is written beside its final place and renamed there, so that a folder with a step's name is
+always complete. Where the newest has been damaged since, the newest that is whole is loaded, and the damage
+is named. `take` copies a state into the host's memory and `commit` writes it, in any thread; `save` is both.
 """
 
 import contextlib
 import errno
 import hashlib
 import json
-import logging
 import os
+import re
 import shlex
 import shutil
 import sys
 import typing as tp
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -25,18 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from sable import tensors
 from sable.config.schema import resume_argv
 from sable.errors import SableError
 from sable.files import read_regular, require_unicode
-from sable.training import processes, records
+from sable.training import orbax_files, processes, records
 from sable.training.loggers.logger import METRICS
 from sable.types import PyTree
 
-FORMAT = 2
-"""2 has a sum of the manifest itself, and the settings; 1, which is still read, had neither."""
+FORMAT = 3
+"""3 has its arrays in one safetensors file; 2 and 1, which are still read, have Orbax's; 1 had no sum of the
+manifest itself and no settings."""
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
-ARRAYS = "arrays"
+ARRAYS = "arrays.safetensors"
 KEEP = 2
 MOST_MANIFEST = 2**26
 """Bytes of a manifest: far more than the largest has."""
@@ -59,7 +60,17 @@ Settings = Mapping[str, tp.Any]
 """What a run was asked to do, by field: how a checkpoint of another run is told apart."""
 
 
-def save(
+class Snapshot(tp.NamedTuple):
+    """All that a checkpoint will hold, in the host's memory."""
+
+    directory: Path
+    step: int
+    arrays: dict[str, np.ndarray]
+    manifest: dict[str, tp.Any]
+    metrics: bytes | None
+
+
+def take(
     directory: Path,
     step: int,
     state: PyTree,
@@ -67,21 +78,13 @@ def save(
     settings: Settings | None = None,
     fingerprints: Mapping[str, str] | None = None,
     metrics: bytes | None = None,
-) -> Path:
-    """The path of a committed checkpoint of `state` in a run's directory; of the older ones, the newest is
-    kept. Of several processes all must call it, and the first writes.
+) -> Snapshot:
+    """Return a copy of `state`, whose own memory can then be given to the next update. Of several processes
+    all must call it; only the first's has the arrays.
 
     `fingerprints` are those of the run's other files (see `records`), `metrics` what metrics.jsonl holds.
     """
-    folder = directory / FOLDER
-    target, partial = _place(folder, step), folder / f".partial-{step:010d}"
     leaves = named(state)
-    # Orbax refuses arrays of size zero, which some environments' states have; nothing of theirs needs saving.
-    arrays = {name: processes.to_host(_raw(leaf)) for name, leaf in leaves.items() if leaf.size}
-    if not processes.leads():
-        return target
-    if target.exists() and _whole(target):  # an interruption right after a save
-        return target
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -90,6 +93,23 @@ def save(
         "records": records.describe(fingerprints or {}, metrics),
         "arrays": {name: _kind(leaf) for name, leaf in leaves.items()},
     }
+    arrays = {}
+    for name, leaf in leaves.items():
+        array = processes.to_host(_raw(leaf))
+        if processes.leads():
+            # A copy: on a CPU numpy shows the device's own memory, which could not be given away then.
+            arrays[name] = tensors.to_storable(np.array(array, order="C"))
+    return Snapshot(directory, step, arrays, manifest, metrics)
+
+
+def commit(snapshot: Snapshot) -> Path:
+    """Return the path of the checkpoint that now holds `snapshot`, for the first process alone; of the older
+    ones, the newest is kept."""
+    directory, step, arrays, manifest, metrics = snapshot
+    folder = directory / FOLDER
+    target, partial = _place(folder, step), folder / f".partial-{step:010d}"
+    if target.exists() and _whole(target):  # an interruption right after a save
+        return target
     try:
         remove_leftovers(directory)
         folder.mkdir(exist_ok=True)  # without parents: a run's folder that was removed stays so
@@ -104,9 +124,9 @@ def save(
             _place(folder, other).rename(set_aside)
         partial.rename(target)
         _sync(folder)
-    except (OSError, ValueError) as error:  # Orbax makes a ValueError of a full disk
+    except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        names = settings or {}
+        names = manifest["settings"]
         flags = resume_argv(directory, names.get("task", ""), names.get("system", "sable"))
         raise SableError(
             f"cannot save a checkpoint to {folder}: {_reason(error)}; those before it are untouched: "
@@ -120,6 +140,12 @@ def save(
     return target
 
 
+def save(directory: Path, step: int, state: PyTree, *parts: tp.Any) -> Path:
+    """Return the path of a committed checkpoint of `state` in a run's directory; the rest is as of `take`."""
+    snapshot = take(directory, step, state, *parts)
+    return commit(snapshot) if processes.leads() else _place(directory / FOLDER, step)
+
+
 def remove_leftovers(directory: Path) -> None:
     """Remove what saves that were killed left in a run's directory; for whoever holds it."""
     folder = directory / FOLDER
@@ -127,13 +153,13 @@ def remove_leftovers(directory: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _write(partial: Path, arrays: dict[str, tp.Any], manifest: dict[str, tp.Any]) -> None:
+def _write(partial: Path, arrays: dict[str, np.ndarray], manifest: dict[str, tp.Any]) -> None:
     """Fill the folder `partial` with a checkpoint, and make the disk hold it."""
-    with _silent(), _checkpointer() as writer:
-        writer.save((partial / ARRAYS).absolute(), arrays)
+    tensors.stream(partial / ARRAYS, arrays)
     digests = {str(path.relative_to(partial)): sha256(path) for path in _files(partial)}
     manifest = manifest | {"sha256": digests}
     (partial / MANIFEST).write_text(json.dumps(manifest | {"sum": _sum(manifest)}, indent=1))
+    shutil.copymode(partial / MANIFEST, partial / ARRAYS)  # which safetensors makes for its owner alone
     for path in (*partial.rglob("*"), partial):
         _sync(path)
 
@@ -147,45 +173,24 @@ def restore(directory: Path, like: PyTree, settings: Settings | None = None) -> 
     """The newest whole checkpoint of a run, checked against its manifest, with the structure and types of
     `like`."""
     leaves = named(like)
-    kinds = {name: _kind(leaf) for name, leaf in leaves.items()}
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    saved = {name: jax.eval_shape(_raw, leaf) for name, leaf in leaves.items() if leaf.size}
 
     def load(path: Path, manifest: dict[str, tp.Any]) -> Checkpoint:
-        import orbax.checkpoint as ocp
-
-        _refuse_other_arrays(path, manifest["arrays"], kinds)
-        wanted = {
-            name: ocp.ArrayRestoreArgs(sharding=device, global_shape=leaf.shape)
-            for name, leaf in saved.items()
-        }
-        with _checkpointer() as reader:
-            arrays = reader.restore((path / ARRAYS).absolute(), item=saved, restore_args=wanted)
-        restored = [
-            _typed(arrays[name], leaf) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
-            for name, leaf in leaves.items()
-        ]
+        sources = _match(path, manifest, leaves)
+        arrays = _read_arrays(path, manifest, sources.values())
+        restored = [_placed(path, arrays, sources[name], leaf) for name, leaf in leaves.items()]
         metrics = (path / METRICS).read_bytes() if METRICS in manifest["sha256"] else None
         return Checkpoint(jax.tree.unflatten(jax.tree.structure(like), restored), manifest["facts"], metrics)
 
     return _newest_whole(directory, settings, load)
 
 
-def read(directory: Path, prefix: str, settings: Settings | None = None) -> dict[str, tp.Any]:
-    """Those arrays of a run's newest whole checkpoint whose names begin so, checked against its manifest."""
+def read(directory: Path, prefix: str, settings: Settings | None = None) -> dict[str, np.ndarray]:
+    """Those arrays of a run's newest whole checkpoint whose paths begin so, checked against its manifest."""
 
-    def load(path: Path, manifest: dict[str, tp.Any]) -> dict[str, tp.Any]:
-        import orbax.checkpoint as ocp
-
-        names = [name for name in manifest["arrays"] if name.startswith(prefix)]
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        with _checkpointer() as reader:
-            return reader.restore(
-                (path / ARRAYS).absolute(),
-                item=dict.fromkeys(names, 0),
-                restore_args=as_numpy,
-                partial_restore=True,
-            )
+    def load(path: Path, manifest: dict[str, tp.Any]) -> dict[str, np.ndarray]:
+        sources = {name: source for name, source in _sources(manifest).items() if name.startswith(prefix)}
+        arrays = _read_arrays(path, manifest, sources.values())
+        return {name: arrays[source] for name, source in sources.items() if source in arrays}
 
     return _newest_whole(directory, settings, load)
 
@@ -197,7 +202,7 @@ def _newest_whole(
     directory: Path, settings: Settings | None, load: tp.Callable[[Path, dict[str, tp.Any]], _Loaded]
 ) -> _Loaded:
     """What `load` makes of the newest checkpoint that is whole; a line on stderr for each that is not."""
-    require_unicode(directory)  # for Orbax
+    require_unicode(directory)  # as of every run's folder
     committed = steps(directory / FOLDER)
     if not committed:
         raise SableError(
@@ -224,32 +229,6 @@ def _newest_whole(
     raise SableError(f"{problems[0]}{others}")
 
 
-def _checkpointer() -> tp.Any:
-    """Orbax, for this process alone: it would wait for the others."""
-    import orbax.checkpoint as ocp  # slow to import, and needed only here
-
-    if jax.process_count() == 1:
-        return ocp.PyTreeCheckpointer()
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Orbax logs the tracebacks of its threads before it raises what went wrong; the latter is enough."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def named(state: PyTree) -> dict[str, tp.Any]:
     """The leaves of `state` by their place in it."""
     return {
@@ -267,22 +246,57 @@ def _raw(leaf: tp.Any) -> Array:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _typed(raw: Array, like: tp.Any) -> Array:
-    """The inverse of `_raw`."""
-    return jax.random.wrap_key_data(raw) if _is_key(like) else raw
+def _placed(path: Path, arrays: dict[str, np.ndarray], name: str, like: tp.Any) -> Array:
+    """Take an array out of those that were read: the leaf of a state, on this process's first device."""
+    raw, array = jax.eval_shape(_raw, like), arrays.pop(name, None)
+    if array is None and not like.size:  # Orbax keeps no array of size zero
+        array = np.zeros(raw.shape, raw.dtype)
+    if array is None or _kind(array) != _kind(raw):
+        holds = "nothing" if array is None else _kind(array)
+        raise Damaged(
+            f"checkpoint {path} is damaged: {name} holds {holds}, and its manifest says {_kind(raw)}"
+        )
+    placed = jax.device_put(array, jax.local_devices()[0], may_alias=False)
+    return jax.random.wrap_key_data(placed) if _is_key(like) else placed
 
 
 def _kind(leaf: tp.Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _refuse_other_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
+def _sources(manifest: dict[str, tp.Any]) -> dict[str, str]:
+    """Return which array of a checkpoint each path in the state is, by today's paths."""
+    return {name: name for name in manifest["arrays"]}
+
+
+def _match(path: Path, manifest: dict[str, tp.Any], leaves: Mapping[str, tp.Any]) -> dict[str, str]:
+    """Return the array of a checkpoint for each of these leaves; refuse other paths, shapes or types."""
+    sources = _sources(manifest)
+    saved = {name: manifest["arrays"][source] for name, source in sources.items()}
+    wanted = {name: _kind(leaf) for name, leaf in leaves.items()}
     for name in sorted(saved.keys() | wanted.keys()):
         if saved.get(name) != wanted.get(name):
             holds, wants = saved.get(name, "nothing"), wanted.get(name, "nothing")
             raise Damaged(
                 f"checkpoint {path} does not fit this run: {name} holds {holds}, the run wants {wants}"
             )
+    return sources
+
+
+def _read_arrays(path: Path, manifest: dict[str, tp.Any], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return arrays of a checkpoint whose files have been verified, PRNG keys as numbers."""
+    kinds = {name: manifest["arrays"][name] for name in names}
+    if ARRAYS not in manifest["sha256"]:
+        return orbax_files.read(path, (name for name, kind in kinds.items() if not re.search(r"\b0\b", kind)))
+    try:
+        found = tensors.pick(path / ARRAYS, kinds)
+        types = {name: kind.rpartition("[")[0] for name, kind in kinds.items()}
+        return {
+            name: array if types[name].startswith("key<") else tensors.from_storable(array, types[name])
+            for name, array in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"checkpoint {path} is damaged: {ARRAYS}: {_reason(error)}") from None
 
 
 def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> None:
@@ -309,7 +323,7 @@ def _manifest(path: Path) -> dict[str, tp.Any]:
     try:
         manifest = json.loads(read_regular(path / MANIFEST, MOST_MANIFEST))
         total = manifest.pop("sum", None)
-        if manifest["step"] != int(path.name) or manifest["format"] not in (1, FORMAT):
+        if manifest["step"] != int(path.name) or manifest["format"] not in (1, 2, FORMAT):
             raise ValueError
         if total != _sum(manifest) and (manifest["format"] > 1 or total is not None):
             raise ValueError
