@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -79,6 +80,57 @@ def test_killed_at_any_moment_and_resumed_it_ends_the_same(tmp_path, capsys, sys
         print(f"\n{system}: {kills} kills ({where}), {len(killed)} runs, all to the same bits")
 
 
+@pytest.mark.parametrize(
+    ("system", "evaluations", "kills"),
+    [
+        ("ippo", 4, 2),
+        pytest.param("sable", 24, 20, marks=pytest.mark.slow),
+        pytest.param("qmix", 16, 20, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_behind_training_that_went_on_it_ends_the_same(tmp_path, capsys, system, evaluations, kills):
+    """kill -9 while a checkpoint is written in the background and updates after it are finished: nothing that
+    was committed is lost, and what was being written has no number."""
+    command = [
+        sys.executable,
+        str(VICTIM),
+        "behind",
+        str(tmp_path),
+        system,
+        str(evaluations),
+        str(kills),
+        "3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lives = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [life["moment"] for life in lives] == ["behind"] * kills
+    assert not any(life["lost"] for life in lives)
+    assert all(life["committed"] == life["whole"] for life in lives), "a torn checkpoint has a number"
+    whole, *killed = sorted((path.parent for path in tmp_path.rglob("summary.json")), reverse=True)
+    assert whole.name == "whole" and killed
+    for run in killed:
+        assert_same_end(run, whole)
+    with capsys.disabled():
+        print(f"\n{system}: {kills} kills behind training, {len(killed)} runs, all to the same bits")
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_asked_to_end_behind_a_save_it_loses_nothing(tmp_path, capsys, count):
+    """SIGTERM while a checkpoint is written in the background and training has gone on."""
+    command = [sys.executable, str(VICTIM), "end", str(tmp_path), "ippo", str(count), "0", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lives = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lives) == count
+    for life in lives:
+        assert life["behind"] and life["code"] == 128 + signal.SIGTERM and life["seconds"] < 10, life
+        assert life["saved"] == life["finished"] > 0, life
+    with capsys.disabled():
+        longest = max(life["seconds"] for life in lives)
+        print(f"\n{count} of {count} ended behind a save of a second, the slowest in {longest:.1f} s")
+
+
 @pytest.mark.parametrize(("count", "blocks"), [(1, 2), pytest.param(20, 6, marks=pytest.mark.slow)])
 def test_asked_to_end_it_saves_what_is_finished_and_ends_within_ten_seconds(tmp_path, capsys, count, blocks):
     """SIGTERM, half of them while a program compiles, for longer than that where there are six blocks. (In
@@ -147,9 +199,14 @@ def test_a_disk_that_takes_nothing_more_is_one_line_and_older_checkpoints_stay(s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("behind", [False, True])
 def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
-    small_disk, tmp_path, monkeypatch, capfd
+    small_disk, tmp_path, monkeypatch, capfd, behind
 ):
+    if behind:  # all is written in the background
+        monkeypatch.setattr(loop, "SMALL_STATE", 0)
+        monkeypatch.setattr(loop, "SAVING_SHARE", float("inf"))
+
     class Filling(Logger):
         """Fills the disk at the third evaluation."""
 
@@ -158,6 +215,8 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
         def phase(self, text):
             super().phase(text)
             self.evaluations += text == "evaluating"
+            if behind and text == "evaluating":
+                time.sleep(0.3)  # or a save is left out while one is written
             if text == "saving" and self.evaluations == 3:
                 fill(small_disk)
 

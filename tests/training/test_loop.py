@@ -111,18 +111,18 @@ def test_a_run_stopped_and_resumed_ends_as_if_never_stopped(whole, parts, tmp_pa
 
 def test_a_large_state_is_saved_only_as_often_as_time_allows(whole, parts, tmp_path, monkeypatch):
     """A run killed long after its last save goes on from there, and ends as if never stopped."""
-    steps, real = [], checkpoint.save
+    steps, real = [], checkpoint.commit
 
-    def save(directory, step, *rest):
-        steps.append(step)
+    def commit(snapshot):
+        steps.append(snapshot.step)
         if len(steps) == 2:
             raise RuntimeError("killed")
         time.sleep(1.0)
-        return real(directory, step, *rest)
+        return real(snapshot)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
         patch.setattr(loop, "SMALL_STATE", 0)
-        patch.setattr(checkpoint, "save", save)
+        patch.setattr(checkpoint, "commit", commit)
         loop.train(*parts, tmp_path, quiet=True)
     assert steps == [2, 8 + 4]  # updates and evaluations: before the first evaluation, and at the end
     assert len(timeless(tmp_path)) == 4 * len(RUN.seeds)
@@ -369,7 +369,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_e
     assert_same_bits(saved(directory, parts), saved(whole.directory, parts))
     assert timeless(directory) == timeless(whole.directory)
     # With none that is whole, nothing is begun anew and nothing is touched.
-    shutil.rmtree(tmp_path / "lost" / checkpoint.FOLDER / before.name / "arrays")
+    (tmp_path / "lost" / checkpoint.FOLDER / before.name / checkpoint.ARRAYS).unlink()
     lost = {path: path.read_bytes() for path in (tmp_path / "lost").rglob("*") if path.is_file()}
     assert main(["train", "--resume", str(tmp_path / "lost")]) == 2
     said = capsys.readouterr().err

@@ -5,9 +5,10 @@ import dataclasses
 import resource
 import shlex
 import sys
+import threading
 import time
 import typing as tp
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from sable.systems.base import System
 from sable.training import checkpoint, devices, processes, records
 from sable.training import device_memory as memory
 from sable.training import host_rollout as hosted
+from sable.training.background import Background
 from sable.training.compile import Compiler
 from sable.training.interruption import Interruption, interruption
 from sable.training.loggers.logger import METRICS, RETURN, Logger, Mute, read_rows
@@ -52,8 +54,8 @@ LONG_SECONDS = 3.0
 """What takes longer begins with all saved: who asks a run to end does not wait long."""
 
 SMALL_STATE, SAVING_SHARE = 2**24, 0.1
-"""Bytes that are saved after every evaluation; of more, the share of a run's time that saving them may
-take."""
+"""Bytes that are saved after every evaluation, at once. More are written in the background, and seldom
+enough that this takes no larger share of a run's time."""
 
 
 class Halted(SableError):
@@ -76,6 +78,7 @@ class Course:
         self.directory, self.settings, self.circumstances = directory, settings, circumstances
         self.fingerprints = records.fingerprints(directory) if processes.leads() else {}
         self.logger: Logger = Mute()
+        self.writer, self._lock = Background(), threading.Lock()
 
     def begin(self, began: float, facts: dict[str, tp.Any], interrupted: Interruption) -> None:
         """Go on from where a checkpoint, or nothing, leaves off."""
@@ -85,6 +88,7 @@ class Course:
         earlier, now = facts.get("circumstances", []), self.circumstances
         self.gone_through = earlier if now is None or now in earlier else [*earlier, now]
         self._saved, self._saving_seconds = time.monotonic(), 0.0
+        self._snapshot = self.updates
 
     def wall_seconds(self) -> float:
         """Since the run began, its interruptions left out."""
@@ -92,46 +96,75 @@ class Course:
 
     def advanced(self, num: int) -> None:
         """So many updates are done, and not saved yet."""
-        self.updates += num
-        self.interrupted.unsaved = True
+        with self._lock:
+            self.updates += num
+            self.interrupted.unsaved = True
 
     def save(self, state: State) -> None:
-        """A checkpoint of all there is."""
+        """A checkpoint of all there is. A large one is written while training goes on, once the one before it
+        is; until then, what it holds counts as unsaved."""
         self.logger.phase("saving")
-        began = time.monotonic()
-        now = (self.updates, self.evaluations, self.clock.training_seconds, self.wall_seconds())
+        self.writer.wait()
+        began, updates = time.monotonic(), self.updates
+        now = (updates, self.evaluations, self.clock.training_seconds, self.wall_seconds())
         facts = dict[str, tp.Any](zip(FACTS, now, strict=True))
         facts["circumstances"] = self.gone_through
         parts = facts, self.settings, self.fingerprints, self.logger.metrics()
-        checkpoint.save(self.directory, self.updates + self.evaluations, state, *parts)
-        self.interrupted.unsaved = False
-        self._saved = time.monotonic()
-        self._saving_seconds = self._saved - began
+        snapshot = checkpoint.take(self.directory, updates + self.evaluations, state, *parts)
+        self._snapshot, leads = updates, processes.leads()
+
+        def write() -> None:
+            if leads:
+                checkpoint.commit(snapshot)
+            with self._lock:
+                self.interrupted.unsaved = self.updates != updates
+            self._saved = time.monotonic()
+            self._saving_seconds = self._saved - began
+
+        if memory.size(state) <= SMALL_STATE:
+            write()
+        else:
+            self.writer.start(write)
+
+    def save_now(self, state: State) -> None:
+        """A checkpoint of all there is, committed on return."""
+        self.save(state)
+        self.writer.wait()
 
     def save_in_time(self, state: State) -> None:
         """Save, unless the state is large and saving it so often would hold the run up: a fast device
         evaluates every second."""
-        due = time.monotonic() - self._saved >= self._saving_seconds / SAVING_SHARE
-        if processes.highest(int(due or memory.size(state) <= SMALL_STATE)):
+        elapsed = time.monotonic() - self._saved
+        due = not self.writer.busy() and elapsed >= self._saving_seconds / SAVING_SHARE
+        # The first process knows how long writing takes.
+        if processes.highest(int(memory.size(state) <= SMALL_STATE or (due and processes.leads()))):
             self.save(state)
 
     def save_before(self, seconds: float, state: State) -> None:
         """Save what is not, if what comes next takes longer than a signal can wait."""
-        if processes.highest(int(self.interrupted.unsaved and seconds > LONG_SECONDS)):
+        if processes.highest(int(self.updates != self._snapshot and seconds > LONG_SECONDS)):
             self.save(state)
 
     def stopped_by(self, state: State) -> int:
         """The signal that asks to stop, once all is saved, or 0; one that asks for a save gets it.
         Refused where there is nowhere to save."""
         self.logger.refuse_lost()
+        self.writer.refuse_failed()
         asked = self.interrupted
         highest = processes.highest(asked.signal << 1 | asked.save)
-        if highest and (asked.unsaved or highest == 1):
-            self.save(state)
+        if highest:
+            self.writer.wait()
+            if asked.unsaved or highest == 1:
+                self.save_now(state)
         if highest == 1:
             asked.save = False
             self.logger.note(f"saved after {self.updates:,} updates, as SIGUSR1 asked")
         return highest >> 1
+
+    def close(self, kind: tp.Any, *_: tp.Any) -> None:
+        """Wait for what is being written; of two errors the first is raised."""
+        with suppress(SableError) if kind else nullcontext():
+            self.writer.wait()
 
 
 def make_stages(
@@ -219,6 +252,7 @@ def train(
                 quiet=quiet,
             )
         logger, clock = open_files.enter_context(course.logger), course.clock
+        open_files.push(course.close)
         interrupted.on_forced_exit = logger.close
         if on_host is not None:
             open_files.enter_context(on_host.abandoned_when(interrupted.overdue))
@@ -265,7 +299,7 @@ def train(
                 if watch is not None and watch(course.updates * steps_per_update, metrics[RETURN].tolist()):
                     return Result(directory, {})
                 if boundary == boundaries[-1]:
-                    course.save(state)
+                    course.save_now(state)
                 else:
                     course.save_in_time(state)
                 if signal := course.stopped_by(state):
@@ -278,8 +312,9 @@ def train(
             # What it was asked for last is not part of the state: nothing finished is lost.
             if signal := course.stopped_by(state):
                 return Result(directory, {}, signal)
+            course.writer.wait()
             if interrupted.unsaved:
-                course.save(state)
+                course.save_now(state)
             flags = shlex.join(resume_argv(directory, run.task, run.system))
             raise EnvFailed(f"{error}; all before is saved, go on with {flags}") from None
 
