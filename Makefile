@@ -4,7 +4,7 @@ BIN := .venv/bin
 # XLA compiles the same small programs in every test run; they are kept here, outside the repository.
 export JAX_COMPILATION_CACHE_DIR ?= $(HOME)/.cache/sable/xla
 
-.PHONY: help venv browser train test test-all test-next test-orbax test-gpu lint dist clean
+.PHONY: help venv browser train test test-all test-next test-orbax test-gpu lint docs dist clean
 
 help:
 	@echo "make train     train Sable on the built-in default task and draw its curve (a few minutes on two cores)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  the same with every task, system and mode, and full counts"
 	@echo "make test-next tests with the newest versions that resolve, on the newest Python here, in .venv-next"
 	@echo "make test-gpu  the contracts' tests on a GPU (PY=python: by that interpreter, nothing installed)"
+	@echo "make docs      build the site in docs/_build; every warning is an error"
 	@echo "make dist      build wheel and sdist, check them, and train from the wheel in an empty environment"
 	@echo "make venv      only the virtual environment, in .venv"
 	@echo "make clean     remove .venv and caches"
@@ -22,7 +23,7 @@ venv: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[jaxmarl,tune,ray,pettingzoo,video,onnx,dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[jaxmarl,tune,ray,pettingzoo,video,onnx,docs,dev]'
 	touch $@
 
 # The report's page is tested in a real browser: Debian's, installed where there is none.
@@ -45,13 +46,17 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Every page is read anew: the reference is made from the code, whose changes Sphinx does not see.
+docs: venv
+	$(BIN)/sphinx-build --quiet --fail-on-warning --nitpicky --fresh-env -b html docs docs/_build
+
 # Tests mostly wait for XLA, which compiles on little more than one core; a file's tests share what it compiled.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: lint browser
+test: lint docs browser
 	$(PYTEST) -m "not slow" --durations=40
 
-test-all: lint browser .venv/envpool test-orbax
+test-all: lint docs browser .venv/envpool test-orbax
 	$(PYTEST)
 
 # 800 MB for three tests, so apart; the newest that there is, since the newest have most of our suites.
@@ -107,4 +112,4 @@ dist: venv
 	UV=$(BIN)/uv .ci/try-wheel dist/*.whl $(BIN)/python
 
 clean:
-	rm -rf .venv .venv-next build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-next build dist docs/_build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

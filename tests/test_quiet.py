@@ -27,8 +27,8 @@ SMALL = "--num-envs 4 --rollout-length 2 --total-steps 16 --num-evaluations 1 --
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """An environment that talks, and the small system of docs/add-a-system.md."""
-    text = (Path(__file__).parents[1] / "docs" / "add-a-system.md").read_text()
+    """An environment that talks, and the small system of docs/guides/own-system.md."""
+    text = (Path(__file__).parents[1] / "docs" / "guides" / "own-system.md").read_text()
     (tmp_path / "reinforce.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
     (tmp_path / "chatty.py").write_text(CHATTY)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 
 from sable.cli.main import main
 
-DOCS = Path(__file__).parents[2] / "docs" / "add-an-environment.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "own-environment.md"
 BUDGET = "--total-steps 1200 --num-envs 8 --rollout-length 20 --num-evaluations 1 --evaluation-episodes 4"
 BUDGET += " --policy-layers 8 --critic-layers 8 --num-epochs 1 --num-minibatches 1"
 

@@ -370,7 +370,7 @@ def test_real_packages_play_as_they_do_alone(name):
 def test_the_documented_factories_are_cut_short_at_the_limit_given(tmp_path, monkeypatch, factory, limit):
     pytest.importorskip("rware")
     pytest.importorskip("lbforaging")
-    text = (HERE.parents[1] / "docs" / "add-an-environment.md").read_text()
+    text = (HERE.parents[1] / "docs" / "guides" / "own-environment.md").read_text()
     (tmp_path / "teams.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1])
     monkeypatch.syspath_prepend(str(tmp_path))
     env = sable.make_env(f"pettingzoo:teams:{factory}", time_limit=limit, workers=1)

@@ -156,7 +156,7 @@ def test_only_ended_environments_restart():
 
 
 def test_the_documented_example_plays():
-    text = (Path(__file__).parents[2] / "docs" / "add-an-environment.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "own-environment.md").read_text()
     example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     assert len(example.splitlines()) <= 40
     scope = {}

@@ -1,4 +1,4 @@
-"""The system of docs/add-a-system.md, as a user would run it."""
+"""The system of docs/guides/own-system.md, as a user would run it."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.learning.cases import required
 @pytest.fixture
 def reinforce(tmp_path, monkeypatch):
     """The documented module, in the current folder."""
-    text = (Path(__file__).parents[2] / "docs" / "add-a-system.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "own-system.md").read_text()
     block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert block is not None
     (tmp_path / "reinforce.py").write_text(block[1])

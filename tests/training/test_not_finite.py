@@ -34,8 +34,8 @@ def slow(*names: str) -> list:
 
 @pytest.fixture(autouse=True)
 def reinforce(tmp_path, monkeypatch):
-    """The small system of docs/add-a-system.md, in a module of that name: it compiles in no time."""
-    text = (Path(__file__).parents[2] / "docs" / "add-a-system.md").read_text()
+    """The small system of docs/guides/own-system.md, in a module of that name: it compiles in no time."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "own-system.md").read_text()
     (tmp_path / "reinforce.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
     monkeypatch.syspath_prepend(str(tmp_path))
     yield

@@ -302,7 +302,7 @@ def system_config(system: tp.Any, trust: Trust = NOTHING) -> type[SystemConfig]:
 
 def own_system(name: tp.Any, trust: Trust) -> ModuleType:
     """Import the module of that name, where a user keeps a system: `Config` and `make`
-    (docs/add-a-system.md)."""
+    (docs/guides/own-system.md)."""
     is_name = isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
     near = suggest(str(name), SYSTEM_CONFIGS)
     try:

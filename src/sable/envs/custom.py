@@ -101,7 +101,7 @@ def _require(thing: tp.Any, parts: tp.Iterable[str], task: str) -> None:
         if not hasattr(thing, part):
             raise SableError(
                 f"task {task!r} is no environment: it has no {part}; it is to be a class, or an object, with "
-                "spec, reset, step and rekey (see docs/add-an-environment.md)"
+                "spec, reset, step and rekey (see docs/guides/own-environment.md)"
             )
 
 

@@ -64,7 +64,7 @@ def _spec(spec: tp.Any) -> Finding:
 def _traced(env: Env) -> Iterator[Finding]:
     spec, key = env.spec, jax.random.key(0)
     action = jnp.zeros(_action_shape(spec), jnp.int32 if spec.discrete else jnp.float32)
-    fix = "no Python branch on an array, no numpy on one; shapes are fixed (docs/add-an-environment.md)"
+    fix = "no Python branch on an array, no numpy on one; shapes are fixed (docs/guides/own-environment.md)"
     try:
         state, opened = jax.eval_shape(env.reset, key)
         after, followed = jax.eval_shape(env.step, state, action)
