@@ -21,7 +21,7 @@ ENVS = importlib.import_module("sable.envs.make")
 SETUP = (REPOSITORY / "setup.py").read_text()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("benchmarks/*.md")]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("benchmarks/*.md")]
 
 
 def test_the_metadata_agree_with_the_constants():

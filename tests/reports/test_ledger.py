@@ -65,7 +65,7 @@ def test_the_readme_counts_all_current_rows():
 
 
 def test_no_page_calls_a_table_reproduced():
-    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
         assert not re.search(
             r"tables?\b[^.]{0,80}\breproduced|reproduced[^.]{0,80}\btables?\b", page.read_text()
         ), page
