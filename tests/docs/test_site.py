@@ -54,3 +54,11 @@ def test_the_readmes_figures_stand_in_the_pages():
     assert len(speeds) >= 4
     for _, reference, ours in speeds:
         assert all(ours in page and reference.split(",")[0] in page for page in pages), ours
+
+
+def test_the_files_of_the_architecture_page_are_there():
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`(src/sable/[\w/.]+)`", text)
+    assert len(paths) >= 12
+    for path in paths:
+        assert (REPOSITORY / path).exists(), path
