@@ -45,6 +45,7 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python tools/lint_javascript.py
 
 # Every page is read anew: the reference is made from the code, whose changes Sphinx does not see.
 docs: venv

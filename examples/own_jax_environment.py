@@ -1,4 +1,4 @@
-"""An environment of your own in JAX: check it, then train on it. Usage: own_jax_environment.py [STEPS]"""
+"""An environment of your own in JAX: check it, then train on it. Usage: own_jax_environment.py [STEPS]."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""Train a team, measure it, and let it act in a loop of your own. Usage: train_and_load.py [STEPS]"""
+"""Train a team, measure it, and let it act in a loop of your own. Usage: train_and_load.py [STEPS]."""
 
 import sys
 

@@ -1,6 +1,7 @@
 // The frame of every chart: its axis, and what pointing, dragging and keys do.
 
 const SLIP = 8; // a press that moves less, in pixels, is no drag
+let drawings = 0; // so far: each needs an id of its own
 
 /**
  * A chart in `place` that can be pointed at, zoomed and read by keyboard.
@@ -23,7 +24,7 @@ function chart(place, kind) {
     frame.x = (value) => left + ((value - low) / (high - low || 1)) * (right - left);
     frame.back = (px) => low + ((px - left) / (right - left)) * (high - low);
     frame.layer = make("g");
-    const clip = `clip${(chart.count = (chart.count ?? 0) + 1)}`;
+    const clip = `clip${++drawings}`;
     frame.svg = make("svg", {
       height: frame.height,
       viewBox: `0 0 ${frame.width} ${frame.height}`,

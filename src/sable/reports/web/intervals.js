@@ -1,7 +1,7 @@
 // Charts of points with intervals.
 
 /** Points with intervals, one row a system. `rows()`: [[system, estimate]]. */
-function intervalChart(place, { rows, bounds, half, xLabel, label }) {
+function intervalChart(place, { rows, bounds = null, half = null, xLabel, label }) {
   const step = 27;
   return chart(place, {
     xLabel,
@@ -81,7 +81,7 @@ function intervalChart(place, { rows, bounds, half, xLabel, label }) {
         frame.inside.append(group);
       });
     },
-    pick(px, frame, py) {
+    pick(_px, frame, py) {
       const shown = rows();
       if (!shown.length) return null;
       const k = clamp(Math.round((py - 8) / step - 0.5), 0, shown.length - 1);

@@ -7,7 +7,7 @@
 function lineChart(
   place,
   {
-    lines, bounds, xLabel, yLabel, xTick, title, decimals, height, label, seeds,
+    lines, bounds = null, xLabel, yLabel, xTick, title, decimals, height, label, seeds = () => false,
     references = () => [], dots = false, zero = false, log = false,
   },
 ) {

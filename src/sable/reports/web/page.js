@@ -61,7 +61,7 @@ function change(what) {
 // Only what is in sight is drawn, so that a page with hundreds of charts opens at once.
 const sight = new IntersectionObserver(
   (entries) => {
-    for (const entry of entries) entry.target.seen = entry.isIntersecting;
+    for (const { target, isIntersecting } of entries) Object.assign(target, { seen: isIntersecting });
     drawSeen();
   },
   { rootMargin: "300px" },

@@ -26,11 +26,12 @@ function format(value, decimals = 2) {
 
 /** 20 M, 1.5 k. */
 function short(value) {
-  const [unit, name] = [
-    [1e9, " G"],
-    [1e6, " M"],
-    [1e3, " k"],
-  ].find(([unit]) => Math.abs(value) >= unit) ?? [1, ""];
+  const units = [
+    { unit: 1e9, name: " G" },
+    { unit: 1e6, name: " M" },
+    { unit: 1e3, name: " k" },
+  ];
+  const { unit, name } = units.find(({ unit }) => Math.abs(value) >= unit) ?? { unit: 1, name: "" };
   return String(+(value / unit).toPrecision(3)).replace("-", "−") + name;
 }
 

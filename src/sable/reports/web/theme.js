@@ -3,11 +3,18 @@
 /** Light or dark, remembered where the browser allows it. */
 function themeButton() {
   const root = document.documentElement;
-  const kept = (value) => {
+  const stored = () => {
     try {
-      return value ? localStorage.setItem("sable-theme", value) : localStorage.getItem("sable-theme");
+      return localStorage.getItem("sable-theme");
     } catch {
       return null;
+    }
+  };
+  const store = (value) => {
+    try {
+      localStorage.setItem("sable-theme", value);
+    } catch {
+      // It is forgotten with the page.
     }
   };
   const dark = () =>
@@ -21,11 +28,12 @@ function themeButton() {
     "aria-label": "Change between light and dark",
     onclick: () => {
       root.dataset.theme = dark() ? "light" : "dark";
-      kept(root.dataset.theme);
+      store(root.dataset.theme);
       name();
     },
   });
-  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
+  const theme = stored();
+  if (theme === "light" || theme === "dark") root.dataset.theme = theme;
   name();
   return button;
 }

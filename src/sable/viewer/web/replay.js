@@ -4,7 +4,10 @@ const data = await read(document.getElementById("data").textContent);
 const state = { episode: 0, t: 0, agent: 0, option: 0, playing: null, pace: data.pace };
 let episode, map, strip;
 
+/** The element of that id; any kind of it. @returns {any} */
 const $ = (id) => document.getElementById(id);
+/** @returns {any} */
+const focused = () => document.activeElement;
 const labelled = (text, control) => make("label", { class: "small" }, `${text} `, control);
 
 function choose(id, label, names, onchange) {
@@ -146,7 +149,7 @@ function show() {
     t === episode.length ? " · over" : "",
   );
   const rows = Array.from({ length: data.shown }, (_, k) => agentRow(episode, t, k, k === agent, pick));
-  const held = document.activeElement?.dataset?.agent;
+  const held = focused()?.dataset?.agent;
   $("agents").replaceChildren(...rows);
   if (held) rows[held - 1]?.focus({ preventScroll: true });
   if (episode.memory) remember(t, agent);
@@ -202,8 +205,11 @@ function pause() {
 
 const toggle = () => (state.playing ? pause() : play());
 
+/** Whether an event happened at such an element. */
+const at = (event, selector) => event.target.matches(selector);
+
 addEventListener("keydown", (event) => {
-  if (event.target.matches("select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (at(event, "select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const far = event.shiftKey ? 10 : 1;
   const keys = {
     " ": toggle,
@@ -221,7 +227,7 @@ addEventListener("keydown", (event) => {
 
 // A button that has the focus would be pressed by the space bar too, in some browsers when it is let go.
 addEventListener("keyup", (event) => {
-  if (event.key === " " && event.target.matches("button")) event.preventDefault();
+  if (event.key === " " && at(event, "button")) event.preventDefault();
 });
 
 frame();
