@@ -35,10 +35,10 @@ def test_every_example_is_tried_and_short():
 
 
 def quick(name: str):
-    return pytest.param(name, marks=[] if name == "sable_network" else [pytest.mark.slow])
+    return pytest.param(name, marks=[] if name == "own_system" else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize("name", map(quick, PROGRAMS))
+@pytest.mark.parametrize("name", [quick(name) for name in PROGRAMS])
 def test_an_example_runs(name, tmp_path):
     argv, words = PROGRAMS[name]
     assert re.search(words, run(EXAMPLES / f"{name}.py", argv, tmp_path))
