@@ -69,7 +69,7 @@ def _section(cls: type, systems: list[str]) -> str:
     """Return the table of what `cls` declares or gives another default."""
     of = f" Of {', '.join(f'`{name}`' for name in systems)}." if systems else ""
     about = " ".join((inspect.getdoc(cls) or "").split())
-    rows = ["| setting | default | what it may be | |", "| --- | --- | --- | --- |", *_rows(cls)]
+    rows = ["| setting | what it does | default | what it may be |", "| --- | --- | --- | --- |", *_rows(cls)]
     return f"## {cls.__name__}\n\n{about}{of}\n\n" + "\n".join(rows)
 
 
@@ -77,9 +77,8 @@ def _rows(cls: type) -> Iterator[str]:
     helps, declared = _texts(cls), vars(cls)["__annotations__"]
     for field in dataclasses.fields(cls):
         if field.name in declared and field.name != "meaning":
-            cells = f"`{field.name}`", _default(field.default), _allowed(cls, field.name)
-            text = helps.get(field.name, "As above, with another default.")
-            yield f"| {' | '.join(cells)} | {' '.join(text.split())} |"
+            text = " ".join(helps.get(field.name, "As above, with another default.").split())
+            yield f"| `{field.name}` | {text} | {_default(field.default)} | {_allowed(cls, field.name)} |"
 
 
 def _default(value: tp.Any) -> str:
