@@ -7,7 +7,7 @@
 function lineChart(
   place,
   {
-    lines, bounds = null, xLabel, yLabel, xTick, title, decimals, height, label, seeds = () => false,
+    lines, bounds = null, xLabel, yLabel, xTick, title, decimals, height, label, seeds,
     references = () => [], dots = false, zero = false, log = false,
   },
 ) {
