@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from sable.config.schema import RunConfig, SableConfig
 from sable.errors import SableError
+from sable.files import write_atomically
 from sable.runs import circumstances
 from sable.runs import directory as runs
 
@@ -219,6 +221,68 @@ def test_synchronised_starts_without_a_name_each_get_a_folder(tmp_path):
     assert len(directories) == 6
     for directory, number in directories.items():
         assert runs.read_config(directory)[1].num_envs == 16 * (number + 1)
+
+
+WAITING = """
+import os, sys, time
+from pathlib import Path
+from sable.cli.main import main
+from sable.runs import directory
+
+def claim_new(*args, real=directory.claim_new):
+    (together / str(os.getpid())).touch()
+    while not (together / "moment").exists():
+        time.sleep(0.02)
+    moment = float((together / "moment").read_text())
+    while time.monotonic() < moment:
+        pass
+    return real(*args)
+
+together = Path(sys.argv.pop(1))
+directory.claim_new = claim_new
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def train_at_once(out: Path, together: Path, count: int, *, wait: bool) -> list[tuple[int, str]]:
+    """Return the exit codes and errors of so many trainings of one name that are started one right after the
+    other, and that may wait so that they claim the folder at the same moment."""
+    command = [sys.executable, *(("-c", WAITING, str(together)) if wait else ("-m", "sable"))]
+    flags = ["train", "probe/bandit", "--system", "ippo", "--name", "x", "--out", str(out), "--quiet"]
+    flags += ["--rollout-length", "4", "--num-evaluations", "2", "--evaluation-episodes", "2", "--no-video"]
+    flags += ["--num-minibatches", "1", "--num-epochs", "1", "--absolute-episodes", "2"]
+    sizes = [["--num-envs", f"{n}", "--total-steps", f"{8 * n}"] for n in range(4, 4 + count)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    starts = [subprocess.Popen([*command, *flags, *size], **pipes) for size in sizes]
+    while wait and len(list(together.iterdir())) < count:
+        assert all(process.poll() is None for process in starts)
+        time.sleep(0.05)
+    write_atomically(together / "moment", str(time.monotonic() + 0.3).encode())
+    errors = [process.communicate(timeout=600)[1] for process in starts]
+    return [(process.returncode, error) for process, error in zip(starts, errors, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [True, False])
+def test_one_of_synchronised_trainings_wins_and_is_whole(tmp_path, wait):
+    """Five times three real `sable train` of one name; each has its own number of environments and of steps,
+    so that whatever a loser wrote would show."""
+    for attempt in range(5):
+        out = tmp_path / str(attempt)
+        (together := tmp_path / f"together-{attempt}").mkdir()
+        ends = train_at_once(out, together, 3, wait=wait)
+        assert sorted(code for code, _ in ends) == [0, 2, 2], ends
+        winner = next(number for number, (code, _) in enumerate(ends) if code == 0)
+        for _, error in (end for end in ends if end[0]):
+            assert error.count("\n") == 1, error
+            assert "another process" in error or "already holds something" in error, error
+        directory = out / "probe" / "bandit" / "ippo" / "x"
+        assert [path.parent for path in out.rglob("config.json")] == [directory]
+        run, config = runs.read_config(directory)
+        assert (config.num_envs, run.total_steps) == (4 + winner, 8 * (4 + winner))
+        steps = [row["env_steps"] for row in runs.read_metrics(directory)]
+        assert steps == [4 * (4 + winner), 8 * (4 + winner)] and runs.is_whole(directory)
+        assert f"--num-envs {4 + winner} " in runs.read_meta(directory)["command"]
 
 
 def test_a_folder_removed_by_its_holder_is_not_held_by_the_next(tmp_path):
