@@ -1,6 +1,7 @@
 """What every system must learn, how surely it does, and what may be asked of a test's seeds because of that.
 
-`python -m tests.learning.cases [name ...] [--seeds 128] [--first 0]` measures how many seeds fail.
+`python -m tests.learning.cases [name ...] [--seeds 128] [--first 0]` measures how many seeds fail, and how
+many sets of a test's seeds would pass.
 """
 
 import argparse
@@ -143,6 +144,15 @@ def required(num_seeds: int, failed: int, measured: int) -> int:
     return num_seeds - next(n for n in range(num_seeds + 1) if 1 - at_most(n, num_seeds, rate) < 1e-3)
 
 
+def sets_that_pass(case: Case, failed: list[int], first: int = 0) -> tuple[int, int]:
+    """Return how many sets of a test's seeds would pass, of how many there are in the case's measurement from
+    `first` on, where these seeds failed."""
+    size = case.num_seeds
+    starts = range(first, first + case.measured - size + 1, size)
+    failures = [sum(seed in range(start, start + size) for seed in failed) for start in starts]
+    return sum(size - count >= case.enough(size) for count in failures), len(failures)
+
+
 def at_most(count: int, total: int, rate: float) -> float:
     """Return the chance of no more than `count` failures among `total`."""
     return sum(comb(total, n) * rate**n * (1 - rate) ** (total - n) for n in range(count + 1))
@@ -221,10 +231,12 @@ def main() -> None:
         seeds = jnp.arange(args.first, args.first + args.seeds, dtype=jnp.uint32)
         returns = dict(zip(seeds.tolist(), best_returns(case, seeds), strict=True))
         failed = [seed for seed, value in returns.items() if value <= case.goal]
+        case = replace(case, failed=len(failed), measured=args.seeds)
+        passed, sets = sets_that_pass(case, failed, args.first)
         worst = " ".join(f"{value:.3f}" for value in sorted(returns.values())[:6])
         print(
             f"{name}: {len(failed)} of {args.seeds} failed: {failed}; worst {worst};"
-            f" {time.monotonic() - began:.0f} s",
+            f" {passed} of {sets} sets pass; {time.monotonic() - began:.0f} s",
             flush=True,
         )
         jax.clear_caches()

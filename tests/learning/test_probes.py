@@ -14,7 +14,7 @@ import pytest
 from sable.envs.suites.probes import PROBES
 from sable.systems import ppo, sable
 from sable.training import update as programs
-from tests.learning.cases import CASES, RUN, SABLE, best_returns, failure_rate, required
+from tests.learning.cases import CASES, RUN, SABLE, best_returns, failure_rate, required, sets_that_pass
 
 FIRST = int(os.environ.get("FIRST_SEED", "0"))
 
@@ -49,6 +49,15 @@ def test_what_is_asked_of_seeds_follows_from_those_measured():
     assert failure_rate(0, 128) == pytest.approx(0.0231, abs=1e-4)
     assert required(6, 0, 32) == 3 and required(6, 0, 128) == 4
     assert required(6, 64, 128) == 0, "of seeds of which half fail nothing can be asked"
+
+
+def test_sets_of_seeds_pass_by_what_is_asked_of_them():
+    case = replace(CASES["sable-bandit"], failed=3, measured=20)  # two sets of six and eight seeds too few
+    assert case.num_seeds == 18 and sets_that_pass(case, [0, 1, 2]) == (1, 1)
+    case = replace(case, failed=5, measured=128)
+    assert case.num_seeds == 6 and case.enough(6) == 3
+    assert sets_that_pass(case, [0, 1, 2, 3, 126]) == (20, 21), "the first set of six has four that fail"
+    assert sets_that_pass(case, [1, 6, 7, 8, 9], first=6) == (20, 21)
 
 
 def test_every_case_asks_something():
