@@ -227,6 +227,7 @@ MEASURED = {
     "mappo-memoryless-continuous": (0, 66),
     "sable-memoryless-bandit": (0, 66),
     "sable-memoryless-observation": (0, 66),
+    "sable-memoryless-delayed": (0, 66),
 }
 """How many seeds failed, of how many, from 0 on; on a CPU, 18 and 19 November 2026."""
 CASES |= {
