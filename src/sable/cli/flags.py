@@ -13,7 +13,8 @@ import textwrap
 import typing as tp
 from collections.abc import Callable, Sequence
 
-from sable.errors import SableError, suggest
+from sable.config import renamed
+from sable.errors import SableError
 
 Argv = list[str]
 
@@ -59,7 +60,7 @@ def parse(
     for argument in sorted(unknown, key=lambda argument: not argument.startswith("-")):
         flag = argument.partition("=")[0]
         if flag.startswith("-"):
-            raise SableError(f"unknown flag {flag}{suggest(flag, flags)} (see {parser.prog} --help)")
+            raise SableError(f"unknown flag {flag}{renamed.near(flag, flags)} (see {parser.prog} --help)")
         raise SableError(f"unexpected argument {argument!r} (see {parser.prog} --help)")
     given = vars(known)
     if given.pop("help", False):

@@ -8,6 +8,7 @@ import reprlib
 import typing as tp
 from collections.abc import Callable, Mapping
 
+from sable.config import renamed
 from sable.config.meaning import MEANING
 from sable.config.schema import (
     ActorCriticConfig,
@@ -19,7 +20,7 @@ from sable.config.schema import (
     SystemConfig,
     field_names,
 )
-from sable.errors import SableError, suggest
+from sable.errors import SableError
 
 Fields = Mapping[str, tp.Any]
 
@@ -40,7 +41,7 @@ def refuse_unknown(fields: Fields, cls: type, where: str) -> None:
     """Refuse a name that is no field of `cls`, with the nearest that is."""
     for name in fields:
         if name not in field_names(cls):
-            raise SableError(f"unknown field {name!r} {where}{suggest(name, field_names(cls))}")
+            raise SableError(f"unknown field {name!r} {where}{renamed.near(name, field_names(cls))}")
 
 
 def check_together(config: SystemConfig) -> None:
@@ -139,7 +140,8 @@ def _checked(name: str, kind: tp.Any, value: tp.Any) -> tp.Any:
     holds, condition = _RANGES.get(name, _ANYTHING)
     if exact is None or not holds(exact):
         expected = " ".join(filter(None, (_describe(kind), condition)))
-        raise SableError(f"{name}={shown(value)}: expected {expected}")
+        now = renamed.near_value(name, value, tp.get_args(kind))
+        raise SableError(f"{name}={shown(value)}: expected {expected}{now}")
     return exact
 
 

@@ -10,6 +10,7 @@ import tomllib
 import typing as tp
 from pathlib import Path
 
+from sable.config import renamed
 from sable.config.checks import Fields, build, check_together, check_updates, refuse_unknown
 from sable.config.meaning import number_of, since
 from sable.config.schema import (
@@ -19,6 +20,7 @@ from sable.config.schema import (
     RunConfig,
     SystemConfig,
     field_names,
+    field_types,
     imported_system,
     settings_of,
     split_devices,
@@ -91,7 +93,7 @@ def split(fields: Fields, system: str, trust: Trust = NOTHING) -> tuple[dict[str
     run_names, system_names = field_names(RunConfig), field_names(system_config(system, trust))
     for name in fields:
         if name not in run_names + system_names:
-            raise SableError(f"unknown field {name!r}{suggest(name, run_names + system_names)}")
+            raise SableError(f"unknown field {name!r}{renamed.near(name, run_names + system_names)}")
     run_fields = {name: value for name, value in fields.items() if name in run_names}
     return run_fields, {name: value for name, value in fields.items() if name in system_names}
 
@@ -125,8 +127,10 @@ def own_recipe(file: str | Path, system: str, task: str, trust: Trust = NOTHING)
     if not names:
         near = suggest(task, tables)
         raise SableError(f"recipe {file} has no table for {task}{near}; it has {', '.join(tables) or 'none'}")
-    fields = {key: value for name in names for key, value in tables[name].items()}
+    types, fields = field_types(RunConfig) | field_types(system_class), {}
     try:
+        for name in names:
+            fields |= renamed.current(tables[name], types)
         run_fields, system_fields = split(fields, system, trust)
         build(RunConfig, run_fields)
         build(system_class, system_fields)
@@ -197,7 +201,7 @@ def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
         raise SableError(
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
-    run = {"devices": 1} | data["run"]  # which runs of before it do not say, and were on one
+    run = renamed.completed(data["run"], field_types(RunConfig))
     refuse_unknown(run, RunConfig, _ODD)
     # Fields that came after this configuration was written have their defaults; these were always there.
     missing = [name for name in ("task", "system", "seeds", "total_steps") if name not in run]
@@ -208,8 +212,7 @@ def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
 
 
 def _system_fields(fields: Fields, system_class: type[SystemConfig]) -> SystemConfig:
-    if issubclass(system_class, PPOConfig):  # runs of before it do not say it: advantages had no floor
-        fields = {"advantage_floor": 0.0, **fields}
+    fields = renamed.completed(fields, field_types(system_class))
     refuse_unknown(fields, system_class, _ODD)
     config = build(system_class, fields)
     check_together(config)

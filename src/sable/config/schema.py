@@ -340,9 +340,14 @@ def resume_argv(directory: Path | str, task: str, system: str) -> list[str]:
     return ["--resume", str(directory), *["--trust"] * needs_trust(task, system)]
 
 
+def field_types(cls: type) -> dict[str, tp.Any]:
+    """Return the types of a configuration class's settings by their names, in order."""
+    return {field.name: field.type for field in dataclasses.fields(cls) if field.name != "meaning"}
+
+
 def field_names(cls: type) -> list[str]:
-    """The names of a configuration class's settings, in order."""
-    return [field.name for field in dataclasses.fields(cls) if field.name != "meaning"]
+    """Return the names of a configuration class's settings, in order."""
+    return list(field_types(cls))
 
 
 def settings_of(config: SystemConfig) -> dict[str, tp.Any]:

@@ -6,9 +6,10 @@ import json
 import typing as tp
 from collections.abc import Sequence
 
+from sable.config import renamed
 from sable.config.schema import ONLY_ACTIONS, SYSTEM_CONFIGS, check_actions, field_names, system_config
 from sable.envs import tasks
-from sable.errors import SableError, suggest
+from sable.errors import SableError
 from sable.reports import paper
 from sable.reports.read import VARIANTS
 from sable.runs.directory import safe
@@ -60,7 +61,7 @@ def variant(text: str) -> Variant:
         if not equals and name not in names and name.startswith("no_"):
             name, switch = name[3:], False
         if name not in names:
-            raise SableError(f"{text!r}: {system} has no field {name!r}{suggest(name, names)}")
+            raise SableError(f"{text!r}: {system} has no field {name!r}{renamed.near(name, names)}")
         fields[name] = _value(value) if equals else switch
     plain = set(fields) <= set(VARIANTS) and all(isinstance(value, bool) for value in fields.values())
     label = "" if plain else " ".join([system, *changes])
