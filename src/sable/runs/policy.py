@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable import systems, tensors
-from sable.config import checks
+from sable.config import checks, renamed
 from sable.config import resolve as settings
 from sable.config.schema import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions, settings_of
 from sable.envs.base import Env
@@ -153,6 +153,7 @@ def load(path: str | Path, *, seed: int | None = None, trust: Trust = NOTHING) -
         raise SableError(f"{directory / ABOUT} cannot be used: {error}") from None
     kinds = _parameters(run, config, spec)
     params = tensors.read(directory / WEIGHTS, tensors.most_bytes(kinds), str(about.get("weights")))
+    params = _current(params, kinds)
     tensors.refuse_unfit(params, kinds, str(directory / WEIGHTS))
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
@@ -291,6 +292,7 @@ def _policy(found: Best, seed: int | None, directory: Path) -> Policy:
     index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(found.ranks))
     params = {name: x[index] for name, x in found.params.items()}
     kinds = _parameters(run, found.config, found.spec)
+    params = _current(params, kinds)
     tensors.refuse_unfit(params, kinds, f"the newest checkpoint of {directory}")
     return Policy(run, found.config, found.spec, _nested(params), run.seeds[index])
 
@@ -333,6 +335,11 @@ def _parameters(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> dict[str
     check_actions(run.system, discrete=spec.discrete, task=run.task)
     system = systems.make(run.system, spec, config)
     return checkpoint.named(jax.eval_shape(lambda: system.init(jax.random.key(0), system.hyper).params))
+
+
+def _current(params: dict[str, np.ndarray], kinds: tp.Mapping[str, tp.Any]) -> dict[str, np.ndarray]:
+    """Return parameters by the names that they have now."""
+    return {name: params[saved] for name, saved in renamed.leaves(params, kinds).items()}
 
 
 def _absolute(directory: Path) -> np.ndarray:

@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array
 
 from sable import tensors
+from sable.config import renamed
 from sable.config.schema import resume_argv
 from sable.errors import SableError
 from sable.files import read_regular, require_unicode
@@ -188,7 +189,8 @@ def read(directory: Path, prefix: str, settings: Settings | None = None) -> dict
     """Those arrays of a run's newest whole checkpoint whose paths begin so, checked against its manifest."""
 
     def load(path: Path, manifest: dict[str, tp.Any]) -> dict[str, np.ndarray]:
-        sources = {name: source for name, source in _sources(manifest).items() if name.startswith(prefix)}
+        sources = {renamed.leaf(source): source for source in manifest["arrays"]}
+        sources = {name: source for name, source in sources.items() if name.startswith(prefix)}
         arrays = _read_arrays(path, manifest, sources.values())
         return {name: arrays[source] for name, source in sources.items() if source in arrays}
 
@@ -264,14 +266,10 @@ def _kind(leaf: tp.Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _sources(manifest: dict[str, tp.Any]) -> dict[str, str]:
-    """Return which array of a checkpoint each path in the state is, by today's paths."""
-    return {name: name for name in manifest["arrays"]}
-
-
 def _match(path: Path, manifest: dict[str, tp.Any], leaves: Mapping[str, tp.Any]) -> dict[str, str]:
-    """Return the array of a checkpoint for each of these leaves; refuse other paths, shapes or types."""
-    sources = _sources(manifest)
+    """Return the array of a checkpoint, by its name of then, for each of these leaves; refuse other paths,
+    shapes or types."""
+    sources = renamed.leaves(manifest["arrays"], leaves)
     saved = {name: manifest["arrays"][source] for name, source in sources.items()}
     wanted = {name: _kind(leaf) for name, leaf in leaves.items()}
     for name in sorted(saved.keys() | wanted.keys()):
@@ -300,8 +298,10 @@ def _read_arrays(path: Path, manifest: dict[str, tp.Any], names: Iterable[str]) 
 
 
 def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> None:
-    """Refuse what another run wrote. Fields that only one of them has came or went with a version, and the
-    number of devices may change."""
+    """Refuse what another run wrote. Fields that only one of them has came or went with a version, but for
+    those that were renamed, and the number of devices may change."""
+    known = dict.fromkeys(wanted)
+    saved, wanted = renamed.completed(saved, known), renamed.current(wanted, known)
     for name in sorted((saved.keys() & wanted.keys()) - {"devices"}):
         if saved[name] != wanted[name]:
             raise Damaged(
