@@ -256,7 +256,8 @@ def grid(
     for task, variant in studies.pairs(tasks, systems):
         given = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
         run, config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **given)
-        cell = benchmark.Cell(Path(out).expanduser().absolute(), variant.name, run, config)
+        place = Path(out).expanduser().absolute()
+        cell = benchmark.Cell(place, benchmark.folder_name(place, run, variant.name), run, config)
         cells.setdefault((run, config), cell)  # two variants may come to the same settings
     for cell in cells.values():
         benchmark.check(cell)

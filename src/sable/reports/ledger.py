@@ -19,7 +19,7 @@ import typing as tp
 from collections.abc import Sequence
 from pathlib import Path
 
-from sable.config import meaning, protocol
+from sable.config import meaning, protocol, renamed
 from sable.config import resolve as settings
 from sable.config.schema import SYSTEM_CONFIGS, RunConfig
 from sable.envs.custom import suite_and_name
@@ -151,7 +151,7 @@ def _data(name: str, superseded: tp.Any) -> str:
 
 def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
     """The row that a finished run, or what was kept of it, gives; all but `STATED`."""
-    from sable.reports.read import read_run, variant
+    from sable.reports.read import read_run, system_name
 
     run, fields = runs.read_plain_config(directory)
     summary, meta = runs.read_summary(directory), runs.read_meta(directory)
@@ -166,7 +166,7 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
     return {
         "row": row,
         "task": run.task,
-        "system": run.label or variant(run.system, fields),
+        "system": system_name(run, fields),
         "data": _data(row, superseded),
         "sources": list(dict.fromkeys(one.get("source") for one in circumstances)),
         "config_hash": config_hash(data := runs.read_object(directory / "config.json")),
@@ -234,7 +234,12 @@ def older_meaning(row: Row) -> list[meaning.Change]:
 
 def outside_protocol(row: Row) -> list[str]:
     """Those deviations of a row for which it has no verdict."""
-    return [text for text in row["deviations"] if text.partition(" ")[0] in protocol.PROTOCOL]
+    names = dict.fromkeys(protocol.PROTOCOL)
+    return [
+        text
+        for text in row["deviations"]
+        if renamed.current({text.partition(" ")[0]: ""}, names).keys() & names
+    ]
 
 
 def config_hash(data: tp.Mapping[str, tp.Any]) -> str:

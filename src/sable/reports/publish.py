@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sable.config import renamed
 from sable.config.schema import SYSTEM_CONFIGS
 from sable.errors import SableError
 from sable.files import write_atomically
@@ -38,7 +39,7 @@ def publish(
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     rows, new = ledger.read(results), {}
     for directory in map(runs.find, directories):
-        row = _row(directory, name, other_protocol)
+        row = _row(directory, name, rows, other_protocol)
         if row["row"] in new:
             raise SableError(f"{directory}: {row['row']} is given twice; publish one of them under a --name")
         _refuse_again(directory, row, rows, replace)
@@ -87,22 +88,27 @@ def _make_way(results: Path, rows: Sequence[Row], row: Row, reason: str) -> list
 def _difference(before: Row, row: Row) -> str:
     """What a row has that the one before it had not, in a few words."""
     pairs = [(row["settings"][part], before["settings"].get(part, {})) for part in ("run", "config")]
+    pairs = [
+        (renamed.current(now, dict.fromkeys(now)), renamed.completed(then, dict.fromkeys(now)))
+        for now, then in pairs
+    ]
     names = [name for now, then in pairs for name in now if now[name] != then.get(name)]
     names = [name for name in names if name not in ledger.NEUTRAL]
     return f"run again with another {', '.join(names)}" if names else "run again with other code"
 
 
-def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
+def _row(directory: Path, name: str | None, rows: Sequence[Row], other_protocol: bool) -> Row:
     """The run's row; refused where it has not finished or what it ran cannot be told."""
-    from sable.reports.read import variant
+    from sable.reports.read import system_name
 
     run, fields = runs.read_plain_config(directory)
     runs.refuse_batch(directory)
     runs.read_summary(directory)
     if not (directory / METRICS).is_file():
         raise SableError(f"{directory} has no {METRICS}: it is not as training left it")
-    label = re.sub("-+", "-", runs.safe(run.label or variant(run.system, fields))).strip("-")
-    row = ledger.make(directory, ledger.name_of(run, name or label))
+    if name is None:
+        name = _usual_name(rows, run.task, system_name(run, fields))
+    row = ledger.make(directory, ledger.name_of(run, name))
     if (outside := ledger.outside_protocol(row)) and not other_protocol:
         raise SableError(
             f"{directory} is not by the paper's protocol: {', '.join(outside)}; with "
@@ -117,6 +123,23 @@ def _row(directory: Path, name: str | None, other_protocol: bool) -> Row:
     *earlier, commit = commits
     row |= {"commit": commit, "earlier_commits": earlier, "command": ledger.command(run, fields)}
     return ledger.checked(ledger.line(row), f"{directory}: its row")
+
+
+def _usual_name(rows: Sequence[Row], task: str, system: str) -> str:
+    """Return the name of a row that was given none: its system's, as it was spelled in a row that is there
+    already, or else as it is now."""
+    for label in (row["settings"].get("run", {}).get("label", "") for row in rows if row["task"] == task):
+        if (
+            label
+            and renamed.label(label) == system
+            and any(row["row"].endswith(f":{_safe(label)}") for row in rows)
+        ):
+            return _safe(label)
+    return _safe(system)
+
+
+def _safe(label: str) -> str:
+    return re.sub("-+", "-", runs.safe(label)).strip("-")
 
 
 def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from sable.config import renamed
 from sable.config.schema import SYSTEM_CONFIGS, RunConfig
 from sable.errors import SableError
 from sable.reports import marl_eval
@@ -104,7 +105,7 @@ def read_cost(directory: Path) -> Cost:
     summary, device = runs.read_summary(directory), runs.read_meta(directory).get("device")
     return Cost(
         run.task,
-        run.label or variant(run.system, fields),
+        system_name(run, fields),
         len(run.seeds),
         str(device.get("kind", "")) if isinstance(device, dict) else "",
         number(summary.get("steps_per_second")),
@@ -140,7 +141,7 @@ def _series(
         series.append(
             Series(
                 task=run.task,
-                system=run.label or variant(run.system, fields),
+                system=system_name(run, fields),
                 seed=str(seed),
                 steps=steps,
                 returns=returns,
@@ -150,6 +151,11 @@ def _series(
             )
         )
     return series
+
+
+def system_name(run: RunConfig, fields: Mapping[str, tp.Any]) -> str:
+    """Return what a run's system is called in tables: its label, in words of now, or its variant's name."""
+    return renamed.label(run.label) or variant(run.system, fields)
 
 
 def variant(system: str, fields: Mapping[str, tp.Any]) -> str:

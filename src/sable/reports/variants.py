@@ -28,7 +28,7 @@ def named(names: Iterable[str]) -> list[System]:
     """The systems, families in the paper's order and then by name, each followed by its best."""
     families, taken = defaultdict(list), set(names)
     for name in sorted(taken):
-        families[re.sub(r" (no )?memory\b| compute=\w+", "", name)].append(name)
+        families[re.sub(r" (no )?memory\b| compute(-dtype)?=\w+", "", name)].append(name)
     order = list(dict.fromkeys(system for _, _, system in paper.figures()))
 
     def place(family: str) -> tuple[int, str]:

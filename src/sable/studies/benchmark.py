@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sable import parent
+from sable.config import renamed
 from sable.config.checks import check_count
 from sable.config.schema import RunConfig, SystemConfig, needs_trust, resume_argv
 from sable.errors import SableError, ending
@@ -88,13 +89,28 @@ def check(cell: Cell) -> None:
         raise Untrusted(f"{error}; choose another --out") from None
     runs.refuse_older_meaning(cell.directory)
     pairs = zip(begun, (cell.run, cell.config), strict=True)
-    for begun, wanted in (map(dataclasses.asdict, pair) for pair in pairs):
+    for begun, wanted in (map(_plain, pair) for pair in pairs):
         for field, value in wanted.items():
             if begun[field] != value:
                 raise SableError(
                     f"{cell.directory} was begun with {field}={begun[field]!r}, not {value!r}; "
                     "choose another --out"
                 )
+
+
+def _plain(config: RunConfig | SystemConfig) -> dict[str, tp.Any]:
+    """Return the fields of a configuration, its label in words of now."""
+    fields = dataclasses.asdict(config)
+    return fields | ({"label": renamed.label(config.label)} if isinstance(config, RunConfig) else {})
+
+
+def folder_name(out: Path, run: RunConfig, name: str) -> str:
+    """Return the name of a cell's folder: that under which an earlier version made it, or `name`."""
+    parent = runs.folder(out, run)
+    if (parent / name).exists() or not parent.is_dir():
+        return name
+    earlier = sorted(path.name for path in parent.iterdir() if renamed.folder(path.name) == name)
+    return next(iter(earlier), name)
 
 
 def status(cell: Cell) -> Status:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sable.config import meaning
+from sable.config import meaning, renamed
 from sable.config import resolve as settings
 from sable.errors import SableError
 from sable.installation import pip_install
@@ -298,6 +298,8 @@ def _identify(directory: Path, about: Values) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         raise SableError(f"{path} is damaged; choose another --out") from None
     for part, fields in about.items():
+        known = dict.fromkeys(fields)
+        parts[part], fields = renamed.completed(parts[part], known), renamed.current(fields, known)
         for field in itertools.chain(fields, parts[part]):
             before, now = parts[part].get(field), fields.get(field)
             if before != now:
