@@ -104,7 +104,7 @@ def current(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     types; refused where it has one under both names."""
     found: dict[str, tp.Any] = {}
     for name, value in fields.items():
-        new = _among(FIELDS.get(name), name, kinds)
+        new = field(name, kinds)
         if new != name and new in fields:
             raise SableError(f"field {name!r} stands beside {new!r}, which is what it is called now")
         found[new] = _value(new, value, kinds.get(new))
@@ -114,6 +114,11 @@ def current(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
 def completed(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     """Return the same with what settings were that are younger than the file."""
     return {name: value for name, value in ABSENT.items() if name in kinds} | current(fields, kinds)
+
+
+def field(name: str, names: Collection[str]) -> str:
+    """Return a setting's name as it is now, where `names` are those that there are."""
+    return _among(FIELDS.get(name), name, names)
 
 
 def _among(new: str | None, name: str, names: Collection[str]) -> str:
@@ -143,6 +148,15 @@ def change(text: str) -> str:
 def label(text: str) -> str:
     """Return what a run's system is called in reports, with its changes as they are written now."""
     return " ".join(map(change, text.split(" ")))
+
+
+def command(text: str, names: Collection[str]) -> str:
+    """Return a command's text with its flags as they are written now."""
+
+    def flag(match: re.Match[str]) -> str:
+        return "--" + field(match[1].replace("-", "_"), names).replace("_", "-")
+
+    return re.sub(r"(?<!\S)--([a-z-]+)", flag, text)
 
 
 def folder(name: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sable.config import meaning, protocol, renamed
 from sable.config import resolve as settings
-from sable.config.schema import SYSTEM_CONFIGS, RunConfig
+from sable.config.schema import SYSTEM_CONFIGS, RunConfig, field_types
 from sable.envs.custom import suite_and_name
 from sable.errors import SableError
 from sable.files import read_regular, write_atomically
@@ -114,7 +114,20 @@ def checked(line: str, where: str) -> Row:
         or not all(isinstance(gave_way.get(name), str) for name in ("row", "reason"))
     ):
         raise SableError(f"{where} does not say which row superseded it, and why")
-    return row
+    return row | _renamed(row)
+
+
+def _renamed(row: Row) -> Row:
+    """Return what a row says of its settings, but for the settings themselves, in words of now."""
+    types = field_types(RunConfig)
+    for cls in SYSTEM_CONFIGS.values():
+        types |= field_types(cls)
+    words = (text.partition(" ") for text in row["deviations"])
+    return {
+        "system": renamed.label(str(row.get("system", ""))),
+        "deviations": [f"{renamed.field(name, types)}{space}{rest}" for name, space, rest in words],
+        "command": renamed.command(row["command"], types),
+    }
 
 
 def find(rows: Sequence[Row], name: str) -> Row | None:
@@ -234,12 +247,7 @@ def older_meaning(row: Row) -> list[meaning.Change]:
 
 def outside_protocol(row: Row) -> list[str]:
     """Those deviations of a row for which it has no verdict."""
-    names = dict.fromkeys(protocol.PROTOCOL)
-    return [
-        text
-        for text in row["deviations"]
-        if renamed.current({text.partition(" ")[0]: ""}, names).keys() & names
-    ]
+    return [text for text in row["deviations"] if text.partition(" ")[0] in protocol.PROTOCOL]
 
 
 def config_hash(data: tp.Mapping[str, tp.Any]) -> str:
