@@ -41,7 +41,7 @@ def ours(name: str, num_envs: int) -> tp.Callable[[], int]:
     @jax.jit
     def play(carry, key):
         action_key, start_key, restart_key = jax.random.split(key, 3)
-        waiting = wrappers.starts(env, start_key, num_envs)
+        waiting = wrappers.vmap_reset(env, start_key, num_envs)
         shape = (LENGTH, num_envs, env.spec.num_agents)
         actions = jax.random.randint(action_key, shape, 0, env.spec.num_actions)
 

@@ -33,7 +33,7 @@ def log_ratios(task: str, updates: int, **fields) -> dict[str, np.ndarray]:
     play = jax.jit(
         lambda now: collect(rehearsal.env, rehearsal.system, learner, now, key, config.rollout_length, 0)
     )
-    _, rollout, _ = play(state.situation)
+    _, rollout, _ = play(state.rollout_state)
 
     def log_prob(config):
         policy = sable_system.make_policy(rehearsal.env.spec, config)

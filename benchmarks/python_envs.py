@@ -80,10 +80,10 @@ def main() -> None:
     import sable
     from sable import systems
     from sable.config.schema import RunConfig, SableConfig
-    from sable.envs.python.vector_env import HostedEnv
+    from sable.envs.python.vector_env import PythonVectorEnv
     from sable.training import host_rollout as hosted
     from sable.training import loop
-    from sable.training.update import make_program, one_by_one
+    from sable.training.update import make_program, map_seeds
 
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that play alone; ours have it anyway
 
@@ -97,28 +97,30 @@ def main() -> None:
     print("| environment | alone | our workers | rollout | training | rollout / alone |")
     print("|---|---|---|---|---|---|")
     for name, (place, options) in PACKAGES.items():
-        env = tp.cast(HostedEnv, sable.make_env(f"pettingzoo:{place}", **options, workers=given.workers))
+        env = tp.cast(
+            PythonVectorEnv, sable.make_env(f"pettingzoo:{place}", **options, workers=given.workers)
+        )
         run = RunConfig(task=env.task, evaluation_episodes=2)
         config = SableConfig(num_envs=given.num_envs, rollout_length=32)
         system = systems.make("sable", env.spec, config)
-        program = make_program(env.stand_in, system, run, config)
-        state = one_by_one(program.start)(np.array(run.seeds, np.uint32))
+        program = make_program(env.stub_env, system, run, config)
+        state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
         stages = hosted.make_stages(env, system, program, run, config, loop.Compiler(run), state)
         random, shape = np.random.default_rng(0), (given.num_envs, env.spec.num_agents)
         env.reset("benchmark", np.arange(given.num_envs))
-        run_state = stages.unit(state.run, 1)
+        run_state = stages.run_updates(state.run, 1)
 
         def step() -> int:
             env.step("benchmark", random.integers(0, env.spec.num_actions, shape))  # noqa: B023
             return given.num_envs
 
         def roll() -> int:
-            stages.unit.collect(run_state)  # noqa: B023
+            stages.run_updates.collect(run_state)  # noqa: B023
             return given.num_envs * config.rollout_length  # noqa: B023
 
         def update() -> int:
             nonlocal run_state
-            run_state = jax.block_until_ready(stages.unit(run_state, 1))  # noqa: B023
+            run_state = jax.block_until_ready(stages.run_updates(run_state, 1))  # noqa: B023
             return given.num_envs * config.rollout_length  # noqa: B023
 
         rates = [[], [], [], []]

@@ -36,7 +36,7 @@ from sable.envs.base import Env
 from sable.errors import SableError
 from sable.runs.dry_run import Rehearsal, Timing, timed
 from sable.training import device_memory as memory
-from sable.training.rollout import Situation, collect, pool_of_starts
+from sable.training.rollout import RolloutState, collect, make_reset_pool
 from sable.training.update import RunState, State
 
 SIZES = {"num_epochs": 4, "num_minibatches": 2, "embed_dim": 64, "num_heads": 1, "num_blocks": 1}
@@ -137,34 +137,34 @@ def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict
         compiled = rehearsal.compiler(jax.vmap(function), *args)
         return timed(lambda _: compiled(*args), None, repeats)
 
-    environment, _ = part(partial(play_blindly, env, **sizes), state.situation, state.key)
+    environment, _ = part(partial(play_blindly, env, **sizes), state.rollout_state, state.key)
     gather = partial(collect, env, system, **sizes)
-    collected, (_, rollout, _) = part(gather, state.learner, state.situation, state.key)
+    collected, (_, rollout, _) = part(gather, state.learner, state.rollout_state, state.key)
     learning, _ = part(system.learn, state.learner, rollout, state.key)
     acting = Timing(*(whole - alone for whole, alone in zip(collected, environment, strict=True)))
     return {"environment": environment, "acting": acting, "learning": learning}
 
 
 def play_blindly(
-    env: Env, situation: Situation, key: jax.Array, length: int, pool_size: int
+    env: Env, rollout_state: RolloutState, key: jax.Array, length: int, pool_size: int
 ) -> tuple[tp.Any, jax.Array]:
     """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
-    pool = pool_of_starts(env, key, situation.timestep.first.shape[0], length, pool_size)
+    pool = make_reset_pool(env, key, rollout_state.timestep.first.shape[0], length, pool_size)
     spec = env.spec
 
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         state, timestep, taken = carry
-        waiting = wrappers.next_starts(pool, taken)
+        waiting = wrappers.take_resets(pool, taken)
         if spec.discrete:
-            action = jax.random.categorical(key, jnp.where(timestep.observation.legal, 0.0, -1e9))
+            action = jax.random.categorical(key, jnp.where(timestep.observation.action_mask, 0.0, -1e9))
         else:
             shape = (*timestep.first.shape, spec.num_agents, spec.action_size)
             action = jax.random.uniform(key, shape, minval=-1.0)
         state, timestep = wrappers.step(env, waiting, state, action, key)
         return (state, timestep, taken + timestep.first), timestep.reward.sum()
 
-    taken = jnp.zeros_like(situation.timestep.first, jnp.int32)
-    start = (situation.env_state, situation.timestep, taken)
+    taken = jnp.zeros_like(rollout_state.timestep.first, jnp.int32)
+    start = (rollout_state.env_state, rollout_state.timestep, taken)
     return jax.lax.scan(step, start, jax.random.split(key, length))
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import sable
-from sable.envs.base import following, opening
+from sable.envs.base import first_timestep, next_timestep
 from sable.types import EnvSpec, Observation, struct
 
 
@@ -30,7 +30,7 @@ class Meet:
         key, place_key = jax.random.split(key)
         place = jax.random.randint(place_key, (3,), -5, 6)
         state = State(key=key, time=jnp.zeros((), jnp.int32), place=place)
-        return state, opening(self.observe(state), {"met": 0.0})
+        return state, first_timestep(self.observe(state), {"met": 0.0})
 
     def step(self, state, action):
         """Move everybody to the left, not at all, or to the right."""
@@ -38,7 +38,7 @@ class Meet:
         apart = state.place.max() - state.place.min()
         met, late = apart == 0, state.time >= self.spec.time_limit
         now = self.observe(state)
-        return state, following(now, -apart / 10, ended=met, timed_out=late, stats={"met": met})
+        return state, next_timestep(now, -apart / 10, terminated=met, truncated=late, stats={"met": met})
 
     def rekey(self, state, key):
         """Give a copied state randomness of its own."""
@@ -47,7 +47,7 @@ class Meet:
     def observe(self, state):
         """Return what each agent sees: where it stands, and how far from the middle of all."""
         view = jnp.stack([state.place, state.place - state.place.mean()], axis=-1) / 10
-        return Observation(view=view, legal=jnp.ones((3, 3), bool), time=state.time, state=())
+        return Observation(view=view, action_mask=jnp.ones((3, 3), bool), step_count=state.time, state=())
 
 
 if __name__ == "__main__":

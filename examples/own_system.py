@@ -34,23 +34,25 @@ def make(spec, config):
 
     def network(params, observation):
         x = jnp.tanh(observation.view @ params["in"])
-        return masked_categorical(x @ params["out"], observation.legal), (x @ params["value"])[..., 0]
+        return masked_categorical(x @ params["out"], observation.action_mask), (x @ params["value"])[..., 0]
 
     def act(params, observation, memory, order, key):
         distribution, value = network(params, observation)
         raw = distribution.sample(key)
-        extras = ppo.Acted(raw=raw, log_prob=distribution.log_prob(raw), value=value)
+        extras = ppo.PolicyExtras(raw=raw, log_prob=distribution.log_prob(raw), value=value)
         return Decision(action=raw, memory=(), extras=extras)
 
-    def evaluate(params, steps, memory, order, key):
+    def evaluate_actions(params, steps, memory, order, key):
         distribution, value = network(params, steps.observation)
         log_prob, entropy = distribution.log_prob(steps.extras.raw), distribution.entropy(key)
-        return ppo.Evaluation(log_prob=log_prob, value=value, entropy=entropy)
+        return ppo.ActionEvaluation(log_prob=log_prob, value=value, entropy=entropy)
 
     def value(params, observation, memory, order):
         return network(params, observation)[1]
 
-    policy = ppo.Policy(init, lambda num_envs: (), act, value, evaluate, config.learning_rate, chunk=1)
+    policy = ppo.Policy(
+        init, lambda num_envs: (), act, value, evaluate_actions, config.learning_rate, chunk=1
+    )
     return ppo.make(policy, config, spec)
 
 

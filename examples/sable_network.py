@@ -13,14 +13,14 @@ from sable.types import EnvSpec, Observation, Transition
 TEAMS, AGENTS = 128, 3
 spec = EnvSpec(num_agents=AGENTS, view_size=1, num_actions=AGENTS, time_limit=1)
 config = SableConfig(embed_dim=32, memory=False, rollout_length=1)
-policy = make_policy(spec, config)  # pure functions: init, act, value, evaluate, ...
+policy = make_policy(spec, config)  # pure functions: init, act, value, evaluate_actions, ...
 optimiser = optax.adam(2e-3)
 order = jnp.arange(AGENTS)  # in which agents decide: each knows what those before it did
 
 observation = Observation(  # nothing to see: only what the others do matters
     view=jnp.zeros((TEAMS, AGENTS, 1)),
-    legal=jnp.ones((TEAMS, AGENTS, AGENTS), bool),
-    time=jnp.zeros(TEAMS, jnp.int32),
+    action_mask=jnp.ones((TEAMS, AGENTS, AGENTS), bool),
+    step_count=jnp.zeros(TEAMS, jnp.int32),
     state=(),
 )
 
@@ -36,14 +36,14 @@ def update(params, opt_state, key):
     act_key, entropy_key = jax.random.split(key)
     decision = policy.act(params, observation, (), order, act_key)
     won = reward(decision.action)
-    end = {"discount": jnp.zeros(TEAMS), "first": jnp.ones(TEAMS, bool), "final": ()}
+    end = {"discount": jnp.zeros(TEAMS), "first": jnp.ones(TEAMS, bool), "next_extras": ()}
     step = Transition(
         observation=observation, action=decision.action, reward=won, extras=decision.extras, **end
     )
     steps = jax.tree.map(lambda x: x[None], step)  # [T=1, B, ..]
 
     def loss(params):
-        found = policy.evaluate(params, policy.prepare(steps), (), order, entropy_key)
+        found = policy.evaluate_actions(params, policy.prepare(steps), (), order, entropy_key)
         return -(found.log_prob * (won - won.mean())[None, :, None]).sum(-1).mean()
 
     updates, opt_state = optimiser.update(jax.grad(loss)(params), opt_state)

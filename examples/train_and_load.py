@@ -24,7 +24,7 @@ state, timestep = reset(jax.random.key(1))
 total = 0.0
 for _ in range(env.spec.time_limit):
     seen = timestep.observation
-    actions = policy.act(np.asarray(seen.view)[None], legal=np.asarray(seen.legal)[None])
+    actions = policy.act(np.asarray(seen.view)[None], legal=np.asarray(seen.action_mask)[None])
     state, timestep = step(state, actions[0])
     total += float(timestep.reward.mean())
     if timestep.first:  # the episode is over

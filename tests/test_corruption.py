@@ -263,10 +263,10 @@ def place(tmp_path_factory):
     trained = sable.train("probe/bandit", system="ippo", out=place, name="r", quiet=True, **SIZES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "commit_of", lambda source: "c" * 40)
-        patch.setattr(best, "measure", lambda *args, **named: {"return": numbers_of(args[4])})
+        patch.setattr(best, "evaluate_params", lambda *args, **named: {"return": numbers_of(args[4])})
         patch.setattr(show, "watch", lambda policy, *_, **__: [print(of_policy(policy))][:0])
         patch.setattr(loop, "make_stages", make_stages)
-        patch.setattr(memory, "count", lambda unit: 0)
+        patch.setattr(memory, "program_bytes", lambda unit: 0)
         patch.setattr(memory, "summary", lambda *_: "")
         patch.setattr(figures, "draw", lambda *_: [])
         patch.setattr(curve, "draw_curve", lambda *_: None)

@@ -330,7 +330,7 @@ def test_a_cell_is_trusted_exactly_when_the_command_named_its_code(
     assert os.environ.items() <= options["env"].items() | {("PYTHONPATH", os.environ.get("PYTHONPATH", ""))}
     handed = []
     monkeypatch.setattr(sable, "train", lambda **options: handed.append(options["trust"]))
-    benchmark._train(str(cell.directory), cell.is_own)
+    benchmark._train(str(cell.directory), cell.is_custom)
     assert handed == [trusted]
 
 

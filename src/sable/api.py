@@ -112,7 +112,7 @@ def train(
         if begun.finished:
             return Result(begun.directory, runs.read_summary(begun.directory))
         return running.train(run, config, task, partial(runs.claim, begun.directory), resume=True, **how)
-    if processes.launched(run).count == 1:  # else the first will find out, and tell the others
+    if processes.detect_processes(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     claim_directory = partial(runs.claim_new, Path(out), run, config, name)
     return running.train(run, config, task, claim_directory, resume=False, **how)
@@ -131,7 +131,7 @@ def configure(
     from sable.config import resolve as settings
     from sable.config.schema import RunConfig, check_actions
     from sable.envs import tasks
-    from sable.envs.custom import is_own, locate
+    from sable.envs.custom import is_custom, locate
 
     trust = Trust(env=task if isinstance(task, str) else None, system=system)
     quick = settings.quick(system, trust) if task is None else {}
@@ -142,7 +142,7 @@ def configure(
     run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
-    if isinstance(task, str) and is_own(task):
+    if isinstance(task, str) and is_custom(task):
         locate(task, trust)
         known = None  # its sizes are known once it is made
     else:
@@ -173,10 +173,10 @@ def plan(
     no times. `progress(plan, step)` is called before each step of the work, with what is known by then: first
     with the answer from shapes.
     """
-    from sable.envs.custom import is_own, parse
+    from sable.envs.custom import is_custom, parse
 
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    if is_own(run.task) and parse(run.task).hosted:
+    if is_custom(run.task) and parse(run.task).is_python:
         raise SableError(
             f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
             "tells its pace, and sable train, before it starts, its memory"
@@ -214,7 +214,7 @@ def evaluate(
         from sable.training import best
 
         made = systems.make(run_config.system, env.spec, config)
-        return best.evaluate(env, made, run_config, config, directory, episodes=episodes, seed=seed)
+        return best.evaluate_best(env, made, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -461,7 +461,7 @@ def watch(
     name it again (`env`, or the environment itself, and `system`, as in the run), or `trust` it.
     """
     from sable.config.checks import check_count
-    from sable.envs.custom import is_own, parse
+    from sable.envs.custom import is_custom, parse
 
     names = ("gif", "mp4", "html")
     for name in formats if not isinstance(formats, str) else (formats,):
@@ -480,7 +480,7 @@ def watch(
 
     leave = running.trust_in(env, system, trust)
     policy = load(directory, seed=run_seed, trust=leave)
-    if isinstance(env, str | None) and is_own(policy.run.task) and parse(policy.run.task).hosted:
+    if isinstance(env, str | None) and is_custom(policy.run.task) and parse(policy.run.task).is_python:
         raise SableError(
             f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
             "sable.load and its own viewer"

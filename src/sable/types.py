@@ -19,13 +19,13 @@ Metrics = dict[str, Array]
 
 @tp.dataclass_transform(frozen_default=True, kw_only_default=True)
 def struct(cls: type[_Class]) -> type[_Class]:
-    """A frozen, keyword-only dataclass that JAX sees as a pytree."""
+    """Return a frozen, keyword-only dataclass that JAX sees as a pytree."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What a system may know of an environment: sizes and bounds, never dynamics."""
+    """The sizes and bounds of an environment, all that a system may know of it; never dynamics."""
 
     num_agents: int
     view_size: int
@@ -49,27 +49,27 @@ class EnvSpec:
 
 @struct
 class Observation:
-    """What the team sees before it acts."""
+    """The team's view of the environment before it acts."""
 
     view: Array  # [.., N, F] float32
-    legal: Array  # [.., N, A] bool; [.., N, 1] of ones where actions are continuous
-    time: Array  # [..] int32, steps taken in this episode
+    action_mask: Array  # [.., N, A] bool; [.., N, 1] of ones where actions are continuous
+    step_count: Array  # [..] int32, steps taken in this episode
     state: Array | tuple  # [.., state_size], or () where the suite offers none
 
 
 @struct
 class TimeStep:
-    """What an environment returns.
+    """One step as an environment returns it.
 
     `first` marks a boundary between episodes. Behind auto-reset, `observation` then opens the new episode
-    and `final` is the
-    true last observation of the old one; everywhere else both are the same. A bare environment, which does
+    and `final_observation` is the true last
+    observation of the old one; everywhere else both are the same. A bare environment, which does
     not reset itself,
     marks its last step the same way and leaves `observation` at the true last.
     """
 
     observation: Observation
-    final: Observation
+    final_observation: Observation
     reward: Array  # [.., N]
     discount: Array  # [..] 0 only where the episode truly ended; a time limit leaves 1
     first: Array  # [..] bool
@@ -78,11 +78,11 @@ class TimeStep:
 
 @struct
 class Decision:
-    """What a system answers to an observation."""
+    """A system's answer to an observation: actions, and what goes with them."""
 
     action: Array  # [.., N] int32, or [.., N, action_size] float32 within the bounds
     memory: PyTree
-    extras: PyTree  # what learning will want back: log-probabilities, values, ...
+    extras: PyTree  # for learning: log-probabilities, values, ...
 
 
 @struct
@@ -95,12 +95,14 @@ class Transition:
     discount: Array
     first: Array  # whether `observation` opened an episode
     extras: PyTree
-    final: PyTree  # what the system keeps of the observation that followed, before any reset; () if nothing
+    next_extras: (
+        PyTree  # of the observation that followed, before any reset (`System.next_extras`); () if none
+    )
 
 
 @struct
 class Rollout:
-    """A stretch of experience, with the memory that stood before it and the situation that follows it."""
+    """A stretch of experience, with the memory before it and the time step that follows it."""
 
     steps: Transition  # [T, B]
     start_memory: PyTree  # [B], the reset that steps.first[0] may ask for done or not

@@ -313,7 +313,7 @@ def test_evaluate_measures_the_run_that_is_named(trained, monkeypatch, tmp_path,
         seen.update(task=env.task, directory=directory, episodes=episodes, seed=seed)
         return {"mean": 0.5, "returns": [0.25, float("nan")]}
 
-    monkeypatch.setattr("sable.training.best.evaluate", evaluate)
+    monkeypatch.setattr("sable.training.best.evaluate_best", evaluate)
     assert cli.main(["evaluate", str(directory), "--episodes", "7"]) == 0
     assert seen == {"task": "rware/tiny-4ag", "directory": directory, "episodes": 7, "seed": None}
     assert "mean     0.5" in capsys.readouterr().out

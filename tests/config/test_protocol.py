@@ -47,7 +47,7 @@ def paper_sable(**fields) -> SableConfig:
     ("fields", "said"),
     [
         ({}, []),
-        ({"memory": False, "chunk_size": 4, "decoding": "scan"}, []),
+        ({"memory": False, "chunk_size": 4, "decoding": "sequential"}, []),
         ({"num_heads": 4, "decay_scaling": 1.0, "entropy_weight": 1.0}, []),
         ({"num_epochs": 4}, ["num_epochs 4 (paper: 2, 5, 10 or 15)"]),
         ({"entropy_weight": 0.003}, ["entropy_weight 0.003 (paper: 0.1, 0.01, 0.001 or 1)"]),

@@ -40,7 +40,7 @@ def nothing_runs(tmp_path, monkeypatch):
     signatures = {name: inspect.signature(getattr(sable, name)) for name in sable.__all__ if name[0] != "_"}
     configure = sable.configure
 
-    def stand_in(name):
+    def stub_env(name):
         def called(*args, **fields):
             bound = signatures[name].bind(*args, **fields).arguments
             if name in ("train", "plan", "tune") and bound.get("resume") is None:
@@ -52,7 +52,7 @@ def nothing_runs(tmp_path, monkeypatch):
         return called
 
     for name in set(signatures) - {"configure", "grid", "list_tasks", "list_systems"}:
-        monkeypatch.setattr(sable, name, stand_in(name))
+        monkeypatch.setattr(sable, name, stub_env(name))
 
     def work(*args, **named):
         raise Parsed

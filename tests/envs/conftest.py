@@ -10,7 +10,7 @@ import pytest
 
 from sable import envs
 from sable.envs import parse
-from sable.envs.wrappers import _settled
+from sable.envs.wrappers import _strip_weak_types
 
 NUM_ENVS = 2
 
@@ -18,7 +18,7 @@ NUM_ENVS = 2
 def _batched(function):
     """jit and vmap, given no weak types: each mixture of weak and strong would compile anew."""
     compiled = jax.jit(jax.vmap(function))
-    return lambda *arguments: compiled(*_settled(jax.tree.map(jnp.asarray, arguments)))
+    return lambda *arguments: compiled(*_strip_weak_types(jax.tree.map(jnp.asarray, arguments)))
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def act():
                 return rng.uniform(-1, 1, (*shape, spec.action_size)).astype(np.float32)
             return np.full((*shape, spec.action_size), np.sin(time), np.float32)
         if policy == "random":
-            noise = np.where(observation.legal, rng.random(observation.legal.shape), -1)
+            noise = np.where(observation.action_mask, rng.random(observation.action_mask.shape), -1)
             return noise.argmax(-1).astype(np.int32)
         action = (np.arange(shape[-1]) + time) % spec.num_actions  # whether legal or not
         return np.broadcast_to(action, shape).astype(np.int32)

@@ -11,7 +11,7 @@ import pytest
 import sable
 from sable.cli.main import main
 from sable.envs import list_tasks
-from sable.envs.base import following, opening
+from sable.envs.base import first_timestep, next_timestep
 from sable.types import EnvSpec, Observation, struct
 
 
@@ -31,14 +31,14 @@ class Sound:
         key, place_key = jax.random.split(key)
         place = jax.random.randint(place_key, (2,), 0, 9)
         state = State(key=key, time=jnp.zeros((), jnp.int32), place=place)
-        return state, opening(self.observe(state), self.stats(state))
+        return state, first_timestep(self.observe(state), self.stats(state))
 
     def step(self, state, action):
         state = self.move(state, action)
         met, late = state.place[0] == state.place[1], state.time >= self.spec.time_limit
         reward = self.reward(state, action)
         seen, stats = self.observe(state), self.stats(state)
-        return state, following(seen, reward, ended=met, timed_out=late, stats=stats)
+        return state, next_timestep(seen, reward, terminated=met, truncated=late, stats=stats)
 
     def move(self, state, action):
         key, gust = jax.random.split(state.key)
@@ -51,7 +51,7 @@ class Sound:
     def observe(self, state):
         place = state.place[:, None].astype(jnp.float32)
         view = jnp.concatenate([place, place[::-1], place * 0.5], axis=-1) / 10
-        return Observation(view=view, legal=self.legal(state), time=state.time, state=())
+        return Observation(view=view, action_mask=self.legal(state), step_count=state.time, state=())
 
     def legal(self, state):
         return jnp.stack([jnp.ones(2, bool), state.place > 3, jnp.ones(2, bool)], axis=-1)
@@ -126,7 +126,7 @@ class NothingLegal(Sound):
 
 class Stopped(Sound):
     def observe(self, state):
-        return dataclasses.replace(super().observe(state), time=jnp.zeros((), jnp.int32))
+        return dataclasses.replace(super().observe(state), step_count=jnp.zeros((), jnp.int32))
 
 
 class Discounts(Sound):
@@ -175,7 +175,7 @@ class RestartsItself(Sound):
 class TwoLasts(Sound):
     def step(self, state, action):
         after, timestep = super().step(state, action)
-        return after, dataclasses.replace(timestep, final=self.observe(state))
+        return after, dataclasses.replace(timestep, final_observation=self.observe(state))
 
 
 class Remembers(Sound):
@@ -227,7 +227,7 @@ class Padded(Sound):
 class SameStart(Sound):
     def reset(self, key):
         state = State(key=key, time=jnp.zeros((), jnp.int32), place=jnp.array([0, 8], jnp.int32))
-        return state, opening(self.observe(state), self.stats(state))
+        return state, first_timestep(self.observe(state), self.stats(state))
 
 
 class Fragile(Sound):
@@ -293,7 +293,7 @@ def test_a_defect_is_named_by_the_right_line(env):
 
 
 SIDE_EFFECTS = {
-    Stopped: {"auto-reset"},  # a last observation at time 0 looks like an opening
+    Stopped: {"auto-reset"},  # a last observation at time 0 looks like an first_timestep
     RestartsItself: {"time"},
     Remembers: {"purity"},
     Impure: {"determinism"},

@@ -33,8 +33,8 @@ def check(timestep, task, time):
     num_legal = task.num_actions or 1
     shapes = {
         "view": ((num_envs, task.num_agents, task.view_size), jnp.float32),
-        "legal": ((num_envs, task.num_agents, num_legal), bool),
-        "time": ((num_envs,), jnp.int32),
+        "action_mask": ((num_envs, task.num_agents, num_legal), bool),
+        "step_count": ((num_envs,), jnp.int32),
     }
     for name, (shape, dtype) in shapes.items():
         leaf = getattr(observation, name)
@@ -46,8 +46,8 @@ def check(timestep, task, time):
         *((value, (num_envs,), jnp.float32) for value in timestep.stats.values()),
     ]:
         assert leaf.shape == shape and leaf.dtype == dtype
-    assert np.isfinite(observation.view).all() and observation.legal.any(-1).all()
-    assert (observation.time == time).all()
+    assert np.isfinite(observation.view).all() and observation.action_mask.any(-1).all()
+    assert (observation.step_count == time).all()
     assert np.isin(timestep.discount, (0.0, 1.0)).all()
 
 
@@ -105,7 +105,7 @@ def test_a_batch_has_the_same_types_after_a_reset_as_after_a_step(compiled, name
         return wrappers.reset(env, key, 2)
 
     def stepped(key):
-        waiting = wrappers.starts(env, key, 2)
+        waiting = wrappers.vmap_reset(env, key, 2)
         return wrappers.step(
             env, waiting, opened(key)[0], jnp.zeros((2, env.spec.num_agents), jnp.int32), key
         )

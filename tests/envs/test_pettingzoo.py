@@ -68,19 +68,24 @@ def test_unlike_agents_are_padded_masked_and_leave():
     team = Team(parallel_envs.Leaving(), time_limit=9)
     assert (team.sizes.num_agents, team.sizes.view_size, team.sizes.num_actions) == (3, 5, 4)
     seen = team.reset(seed=0)
-    assert seen.legal.tolist() == [[True, False, True, False], [False, True, False, False], [True] * 4]
+    assert seen.action_mask.tolist() == [[True, False, True, False], [False, True, False, False], [True] * 4]
     assert seen.view[1].tolist() == [0, 2, 0, 0, 0] and seen.view[2].tolist() == [1, 0, 0, 0, 0]
     step = team.step(np.array([2, 1, 3]))
-    assert step.seen.view[0, [0, 1, 2, 4]].tolist() == [1, 1, 2, 0]  # its own action, padding
-    assert step.seen.view[1].tolist() == [1, 2, 8, 0, 0]  # Discrete(2, start=7)
-    assert step.reward.tolist() == [1, 1, 1] and not step.over
+    assert step.observation.view[0, [0, 1, 2, 4]].tolist() == [1, 1, 2, 0]  # its own action, padding
+    assert step.observation.view[1].tolist() == [1, 2, 8, 0, 0]  # Discrete(2, start=7)
+    assert step.reward.tolist() == [1, 1, 1] and not step.done
     step = team.step(np.array([0, 1, 0]))  # c leaves: paid for it, seen no more
-    assert step.reward.tolist() == [2, 2, 2] and not step.over
-    assert not step.seen.view[2].any() and step.seen.legal[2].tolist() == [True, False, False, False]
+    assert step.reward.tolist() == [2, 2, 2] and not step.done
+    assert not step.observation.view[2].any() and step.observation.action_mask[2].tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
     for time_now in (3, 4, 5):
         step = team.step(np.array([0, 1, 0]))
-        assert step.reward.tolist() == [time_now, time_now, 0] and step.over == (time_now == 5)
-    assert not step.ended and step.seen.view[0, 0] == 5  # cut short, the last observation kept
+        assert step.reward.tolist() == [time_now, time_now, 0] and step.done == (time_now == 5)
+    assert not step.terminated and step.observation.view[0, 0] == 5  # cut short, the last observation kept
     team.reset(seed=0)
     assert team.live == {"a", "b", "c"}
 
@@ -93,8 +98,8 @@ def test_an_end_a_limit_of_its_own_and_a_limit_given_are_told_apart():
         team.reset(seed=0)
         while True:
             steps, step = steps + 1, team.step(np.zeros(len(team.agents), np.int32))
-            if step.over:
-                return steps, step.ended
+            if step.done:
+                return steps, step.terminated
 
     assert outcome(parallel_envs.Delayed()) == (4, True)
     assert outcome(parallel_envs.Delayed(), time_limit=3) == (3, False)
@@ -108,7 +113,7 @@ def test_continuous_actions_are_stretched_to_each_agents_bounds():
     env = parallel_envs.continuous()
     team = Team(env)
     assert (team.sizes.num_actions, team.sizes.action_size) == (0, 2)
-    assert team.reset(seed=0).legal.tolist() == [[True], [True]]
+    assert team.reset(seed=0).action_mask.tolist() == [[True], [True]]
     team.step(np.array([[-1.0, 0.5], [0.0, 0.9]], np.float32))
     assert env.actions["a"].tolist() == [0.0, 1.0] and env.actions["b"].tolist() == [7.0]
 
@@ -149,21 +154,21 @@ def test_a_batch_over_workers_is_the_environments_one_by_one(make):
     returns = np.zeros(5)
     for _ in range(12):
         assert (timestep.observation.view == np.stack([one.view for one in seen])).all()
-        assert (timestep.observation.legal == np.stack([one.legal for one in seen])).all()
-        assert timestep.observation.time.tolist() == [one.time for one in seen]
-        action = np.where(timestep.observation.legal, rng.random((5, 3, 4)), -1).argmax(-1)
+        assert (timestep.observation.action_mask == np.stack([one.action_mask for one in seen])).all()
+        assert timestep.observation.step_count.tolist() == [one.step_count for one in seen]
+        action = np.where(timestep.observation.action_mask, rng.random((5, 3, 4)), -1).argmax(-1)
         env.reset("another", seeds[:2])  # which disturbs nothing
         timestep = env.step("one", action)
         for i, team in enumerate(teams):
             step = team.step(action[i])
             returns[i] += step.reward.mean()
-            assert (timestep.final.view[i] == step.seen.view).all()
-            assert (timestep.reward[i] == step.reward).all() and timestep.first[i] == step.over
-            assert timestep.discount[i] == 1 - step.ended
+            assert (timestep.final_observation.view[i] == step.observation.view).all()
+            assert (timestep.reward[i] == step.reward).all() and timestep.first[i] == step.done
+            assert timestep.discount[i] == 1 - step.terminated
             assert np.isclose(timestep.stats["return"][i], returns[i])
-            assert timestep.stats["length"][i] == step.seen.time
-            seen[i] = step.seen
-            if step.over:
+            assert timestep.stats["length"][i] == step.observation.step_count
+            seen[i] = step.observation
+            if step.done:
                 seen[i], returns[i] = team.reset(int(random[i].integers(2**31))), 0.0
 
 
@@ -172,7 +177,7 @@ def test_without_restarting_an_episode_that_is_over_stands_still(make):
     env.reset("one", np.arange(3))
     steps = [env.step("one", np.ones((3, 2), np.int32), restart=False) for _ in range(6)]
     assert [step.first.all() for step in steps] == [False, False, False, True, False, False]
-    assert (steps[-1].stats["return"] == 1).all() and (steps[-1].observation.time == 4).all()
+    assert (steps[-1].stats["return"] == 1).all() and (steps[-1].observation.step_count == 4).all()
 
 
 def test_a_workers_error_is_one_line_with_the_environments_own_and_ends_all(make):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable.envs import wrappers
-from sable.envs.base import following, opening
+from sable.envs.base import first_timestep, next_timestep
 from sable.types import EnvSpec, Observation, struct
 
 
@@ -29,20 +29,20 @@ class Walk:
 
     def observe(self, state):
         view = jnp.full((2, 1), state.place)
-        return Observation(view=view, legal=jnp.ones((2, 10), bool), time=state.time, state=())
+        return Observation(view=view, action_mask=jnp.ones((2, 10), bool), step_count=state.time, state=())
 
     def reset(self, key):
         key, place_key = jax.random.split(key)
         state = WalkState(key=key, time=jnp.zeros((), jnp.int32), place=jax.random.normal(place_key))
-        return state, opening(self.observe(state), {"place": state.place})
+        return state, first_timestep(self.observe(state), {"place": state.place})
 
     def step(self, state, action):
         key, step_key = jax.random.split(state.key)
         state = WalkState(key=key, time=state.time + 1, place=state.place + jax.random.normal(step_key))
         reward, ended = jnp.arange(2) + action, (action == 9).any()
         stats = {"place": state.place}
-        return state, following(
-            self.observe(state), reward, ended=ended, timed_out=state.time >= 3, stats=stats
+        return state, next_timestep(
+            self.observe(state), reward, terminated=ended, truncated=state.time >= 3, stats=stats
         )
 
     def rekey(self, state, key):
@@ -51,7 +51,7 @@ class Walk:
 
 ENV, NUM_ENVS = Walk(), 5
 reset = jax.jit(partial(wrappers.reset, ENV), static_argnums=1)
-starts = jax.jit(partial(wrappers.starts, ENV), static_argnums=1)
+starts = jax.jit(partial(wrappers.vmap_reset, ENV), static_argnums=1)
 step = jax.jit(partial(wrappers.step, ENV))
 
 
@@ -75,8 +75,8 @@ def test_an_end_keeps_the_true_last_observation_and_opens_the_start_that_waits()
         state, last = bare(state, jnp.zeros((NUM_ENVS, 2), jnp.int32))
     timestep = history[3][1]
     assert timestep.first.all() and (timestep.discount == 1).all()
-    np.testing.assert_allclose(timestep.final.view, last.observation.view, rtol=1e-6)
-    assert (timestep.final.time == 3).all() and (timestep.observation.time == 0).all()
+    np.testing.assert_allclose(timestep.final_observation.view, last.observation.view, rtol=1e-6)
+    assert (timestep.final_observation.step_count == 3).all() and (timestep.observation.step_count == 0).all()
     np.testing.assert_array_equal(timestep.observation.view, opening.observation.view)
     np.testing.assert_allclose(
         timestep.stats["place"], last.stats["place"], rtol=1e-6
@@ -87,7 +87,7 @@ def test_between_ends_both_observations_are_the_same_and_first_is_false():
     _, history = play([0, 0])
     for _, timestep in history[1:]:
         assert not timestep.first.any()
-        np.testing.assert_array_equal(timestep.final.view, timestep.observation.view)
+        np.testing.assert_array_equal(timestep.final_observation.view, timestep.observation.view)
 
 
 def test_a_true_end_has_discount_zero():
@@ -127,10 +127,10 @@ def test_where_none_waits_nothing_restarts():
         state, timestep = step(None, state, jnp.zeros((NUM_ENVS, 2), jnp.int32), jax.random.key(1))
     assert (
         timestep.first.all()
-        and (timestep.observation.time == 3).all()
+        and (timestep.observation.step_count == 3).all()
         and (timestep.stats["length"] == 3).all()
     )
-    np.testing.assert_array_equal(timestep.final.view, timestep.observation.view)
+    np.testing.assert_array_equal(timestep.final_observation.view, timestep.observation.view)
 
 
 def test_equal_inputs_give_equal_batches():
@@ -151,7 +151,7 @@ def test_only_ended_environments_restart():
     action = jnp.zeros((NUM_ENVS, 2), jnp.int32).at[2].set(9)
     state, timestep = step(waiting, state, action, jax.random.key(2))
     np.testing.assert_array_equal(timestep.first, np.arange(NUM_ENVS) == 2)
-    np.testing.assert_array_equal(timestep.observation.time, np.where(timestep.first, 0, 1))
+    np.testing.assert_array_equal(timestep.observation.step_count, np.where(timestep.first, 0, 1))
     np.testing.assert_array_equal(state.lengths, np.where(timestep.first, 0, 1))
 
 
@@ -162,7 +162,7 @@ def test_the_documented_example_plays():
     scope = {}
     exec(example.split("sable.train(")[0], scope)  # training itself is another test's matter
     (env,) = [value() for value in scope.values() if isinstance(value, type) and hasattr(value, "rekey")]
-    waiting = wrappers.starts(env, jax.random.key(0), 2)
+    waiting = wrappers.vmap_reset(env, jax.random.key(0), 2)
     state, timestep = wrappers.reset(env, jax.random.key(1), 2)
     step, ends = jax.jit(partial(wrappers.step, env)), 0
     for key in jax.random.split(jax.random.key(2), env.spec.time_limit + 1):

@@ -16,29 +16,37 @@ from sable.systems import autoregressive
 from sable.types import EnvSpec
 
 slow = pytest.mark.slow
-FORMS = {"finish": kernel.finish, "mend": kernel.mend, "head": kernel.head}
+FORMS = {
+    "project_add_norm_ffn": kernel.project_add_norm_ffn,
+    "project_add_norm": kernel.project_add_norm,
+    "dense_gelu_norm": kernel.dense_gelu_norm,
+}
 
 
 def norm(x, scale):
     return RMSNorm().apply({"params": {"scale": scale}}, x)
 
 
-def mend(mixed, residual, output, scale):
+def project_add_norm(mixed, residual, output, scale):
     """By the layers, as a decoder block has them."""
     return norm(residual + mixed @ output, scale)
 
 
-def finish(mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale):
-    a = mend(mixed, residual, output, first_scale)
+def project_add_norm_ffn(mixed, residual, output, first_scale, gate_and_input, ff_output, second_scale):
+    a = project_add_norm(mixed, residual, output, first_scale)
     weights = {"gate_and_input": {"kernel": gate_and_input}, "output": {"kernel": ff_output}}
     return norm(a + SwiGLU(a.shape[-1]).apply({"params": weights}, a), second_scale)
 
 
-def head(x, weight, bias):
+def dense_gelu_norm(x, weight, bias):
     return norm(jax.nn.gelu(x @ weight + bias), jnp.ones_like(bias))
 
 
-LAYERS = {"finish": finish, "mend": mend, "head": head}
+LAYERS = {
+    "project_add_norm_ffn": project_add_norm_ffn,
+    "project_add_norm": project_add_norm,
+    "dense_gelu_norm": dense_gelu_norm,
+}
 
 
 def make(name, shape, key=0, dtype="float32"):
@@ -57,9 +65,9 @@ def make(name, shape, key=0, dtype="float32"):
         weight(keys[2]),
         scale(keys[3]),
     )
-    if name == "finish":
+    if name == "project_add_norm_ffn":
         given += weight(keys[4], 2 * width), weight(keys[5]), scale(keys[6])
-    if name == "head":
+    if name == "dense_gelu_norm":
         given = given[0], *given[2:]
     return tuple(x.astype(dtype) for x in given)
 
@@ -93,7 +101,13 @@ def both(name, given, transform=lambda f: f):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["finish", *(pytest.param(name, marks=slow) for name in ("mend", "head"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "project_add_norm_ffn",
+        *(pytest.param(name, marks=slow) for name in ("project_add_norm", "dense_gelu_norm")),
+    ],
+)
 @pytest.mark.parametrize(
     "shape",
     [(3, 35, 32), pytest.param((1, 64, 64), marks=slow), pytest.param((3, 67, 128), marks=slow)],
@@ -104,7 +118,7 @@ def both(name, given, transform=lambda f: f):
 )
 def test_the_kernels_are_the_layers(monkeypatch, name, shape, few):
     """By the launches for many tokens and by those for few."""
-    monkeypatch.setattr(kernel, "FEW", few)
+    monkeypatch.setattr(kernel, "FEW_TOKENS", few)
     found, truth = both(name, make(name, shape))
     assert_close(found, truth, 1e-5)
 
@@ -142,8 +156,8 @@ def network_gradients(config, params):
     legal, ids = jnp.ones((*shape, 3), bool), jnp.array([2, 0, 1])
 
     def total(params):
-        told = net.look(view), legal, time, action, ids, memory, first
-        distribution, value = net.apply(params, *told, method=net.evaluate)
+        told = net.normalise_view(view), legal, time, action, ids, memory, first
+        distribution, value = net.apply(params, *told, method=net.evaluate_actions)
         return (distribution.log_prob(action) * jnp.cos(jnp.arange(30.0)).reshape(shape)).sum() + value.sum()
 
     return jax.vmap(jax.grad(total))(params)
@@ -157,7 +171,7 @@ def test_a_network_learns_the_same_by_the_kernels(monkeypatch, memory):
     params = jax.tree.map(lambda x: 0.2 * rng.standard_normal((2, *x.shape), np.float32), shapes)
     truth = jax.jit(partial(network_gradients, config))(params)
     asked = []
-    monkeypatch.setattr(kernel, "chosen", lambda width: not asked.append(width))
+    monkeypatch.setattr(kernel, "use_kernel", lambda width: not asked.append(width))
     found = jax.jit(partial(network_gradients, config))(params)
     assert asked == [32] * 5  # once by the encoder's block, twice by the decoder's, and by two heads
     assert_close(jax.tree.leaves(found), jax.tree.leaves(truth), 2e-5)
@@ -169,7 +183,7 @@ def test_parameters_are_made_alike_whichever_way_is_taken(monkeypatch):
     """Layers make them when they are called, and the kernels call no layer."""
     net = Sable(SableConfig(embed_dim=32), SPEC)
     truth = jax.eval_shape(partial(autoregressive.init, net), jax.random.key(0))
-    monkeypatch.setattr(kernel, "chosen", lambda width: True)
+    monkeypatch.setattr(kernel, "use_kernel", lambda width: True)
     assert jax.eval_shape(partial(autoregressive.init, net), jax.random.key(0)) == truth
 
 
@@ -182,7 +196,7 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, width, 
     """As far as a machine without one can tell: Triton takes every operation of them, and its types agree.
     Seeds side by side make other kernels, with an axis more."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(kernel, "FEW", few)
+    monkeypatch.setattr(kernel, "FEW_TOKENS", few)
     for name, form in FORMS.items():
         given = make(name, (100, width), dtype=dtype)
 

@@ -31,11 +31,11 @@ def test_a_memory_says_what_the_definition_recalls(heads, scaling):
     seeds = jax.tree.map(lambda *x: jnp.stack(x), *(make(3, 5, *heads, 1, key) for key in range(2)))
 
     def definition(memory, query):
-        opened = retention.past(memory, kappa, jnp.zeros(3, bool))
+        opened = retention.decay_memory(memory, kappa, jnp.zeros(3, bool))
         query = query.reshape(3, 5, num_heads, head)
         return jnp.einsum("bnhi,bhij->bnhj", query, opened, precision="highest").reshape(3, 5, -1)
 
-    found = jax.jit(jax.vmap(lambda *given: kernel.ask(*given, kappa)))(*seeds)
+    found = jax.jit(jax.vmap(lambda *given: kernel.read_memory(*given, kappa)))(*seeds)
     np.testing.assert_allclose(found, jax.jit(jax.vmap(definition))(*seeds), rtol=1e-5, atol=1e-5)
 
 
@@ -52,11 +52,11 @@ def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start, sc
         k, v = (
             told[..., k * width : (k + 1) * width].reshape(3, 5, num_heads, head) for k in (start, start + 1)
         )
-        opened = retention.past(memory, kappa, jnp.zeros(3, bool))
-        return retention.told(opened, k, v)
+        opened = retention.decay_memory(memory, kappa, jnp.zeros(3, bool))
+        return retention.add_key_values(opened, k, v)
 
     def by_kernel(memory, told):
-        return kernel.remember(memory, told, kappa, (start * width, (start + 1) * width))
+        return kernel.write_memory(memory, told, kappa, (start * width, (start + 1) * width))
 
     found, truth = (jax.jit(jax.vmap(form))(*seeds) for form in (by_kernel, definition))
     np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-6)
@@ -65,31 +65,33 @@ def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start, sc
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_memories_are_forgotten_where_an_episode_opens_and_nowhere_else(monkeypatch, heads):
-    monkeypatch.setattr(retention_kernel, "chosen", retention_kernel.supported)
+    monkeypatch.setattr(retention_kernel, "use_kernel", retention_kernel.supported)
     memory = {"one": make(5, 1, *heads, 1)[0], "two": [make(5, 1, *heads, 1, 1)[0]]}
     first = jnp.array([True, False, False, True, False])
-    assert "forget" in str(jax.make_jaxpr(kernel.forget)(memory, first))
+    assert "reset_memory" in str(jax.make_jaxpr(kernel.reset_memory)(memory, first))
     seeds = jax.tree.map(lambda x: jnp.stack([x, x]), memory), jnp.stack([first, ~first])
     for transform, given in ((lambda f: f, (memory, first)), (jax.vmap, seeds)):
-        found, truth = (jax.jit(transform(form))(*given) for form in (kernel.forget, tree.reset))
+        found, truth = (jax.jit(transform(form))(*given) for form in (kernel.reset_memory, tree.reset_memory))
         jax.tree.map(np.testing.assert_array_equal, found, truth)
 
 
 @pytest.mark.parametrize("memory", [(), {"hidden": jnp.ones((3, 20))}, jnp.ones((3, 2, 8, 8))], ids=str)
 def test_other_memories_are_forgotten_all_the_same(monkeypatch, memory):
-    monkeypatch.setattr(retention_kernel, "chosen", retention_kernel.supported)
+    monkeypatch.setattr(retention_kernel, "use_kernel", retention_kernel.supported)
     first = jnp.array([True, False, True])
-    jax.tree.map(np.testing.assert_array_equal, kernel.forget(memory, first), tree.reset(memory, first))
+    jax.tree.map(
+        np.testing.assert_array_equal, kernel.reset_memory(memory, first), tree.reset_memory(memory, first)
+    )
 
 
 def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(retention_kernel, "chosen", retention_kernel.supported)
+    monkeypatch.setattr(retention_kernel, "use_kernel", retention_kernel.supported)
     (memory, told), kappa = make(3, 5, 2, 32, 4), retention.kappas(2, 0.8)
 
     def step(memory, told, first):
-        found = kernel.ask(memory, told[..., :64], kappa)
-        return found, kernel.forget(kernel.remember(memory, told, kappa, (64, 128)), first)
+        found = kernel.read_memory(memory, told[..., :64], kappa)
+        return found, kernel.reset_memory(kernel.write_memory(memory, told, kappa, (64, 128)), first)
 
     given = memory, told, jnp.zeros(3, bool)
     seeds = jax.tree.map(lambda x: jnp.stack([x, x]), given)

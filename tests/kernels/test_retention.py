@@ -68,8 +68,8 @@ CASES = {
     "name", [pytest.param(n, marks=[] if k in (1, 2, 5) else slow) for k, n in enumerate(CASES)]
 )
 def test_the_kernels_are_the_definition(monkeypatch, name, cut):
-    monkeypatch.setattr(kernel, "PROGRAMS", 64 if cut else 1)
-    monkeypatch.setattr(kernel, "TOKENS", CASES[name][0])
+    monkeypatch.setattr(kernel, "MIN_PROGRAMS", 64 if cut else 1)
+    monkeypatch.setattr(kernel, "MIN_TOKENS", CASES[name][0])
     assert_defined(name)
 
 
@@ -80,8 +80,8 @@ def test_the_kernels_are_the_definition(monkeypatch, name, cut):
 )
 def test_heads_that_forget_all_are_the_definition(monkeypatch, name, cut):
     """A decay of 0: what a timestep says itself is whole, 0 ** 0, and of all before it nothing is left."""
-    monkeypatch.setattr(kernel, "PROGRAMS", 64 if cut else 1)
-    monkeypatch.setattr(kernel, "TOKENS", CASES[name][0])
+    monkeypatch.setattr(kernel, "MIN_PROGRAMS", 64 if cut else 1)
+    monkeypatch.setattr(kernel, "MIN_TOKENS", CASES[name][0])
     assert_defined(name, scaling=0.0)
 
 
@@ -90,7 +90,7 @@ def assert_defined(name, scaling=0.8):
     given = make(num_agents, num_steps, num_heads, head, cross, scaling=scaling)
     with jax.default_matmul_precision("highest"):
         truth = everything(partial(defined, num_agents, causal), cross, given)
-        found = everything(partial(kernel.gated, num_agents, causal), cross, given)
+        found = everything(partial(kernel.gated_retention, num_agents, causal), cross, given)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
@@ -109,13 +109,19 @@ def test_the_kernels_are_the_definition_where_there_is_little_room(monkeypatch, 
 
 def test_what_finds_no_room_does_not_go_through_the_kernels(monkeypatch):
     float32, bfloat16 = map(jnp.dtype, ("float32", "bfloat16"))
-    assert kernel.fits(128, 40, False, float32)
+    assert kernel.fits_shared_memory(128, 40, False, float32)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Desktop()])
-    assert kernel.fits(128, 40, False, bfloat16) and kernel.fits(64, 40, True, float32)
-    assert not kernel.fits(128, 4, True, float32) and not kernel.fits(64, 40, False, float32)
-    assert kernel.fits(64, 32, False, float32) and kernel.fits(64, 65, False, float32)
-    assert kernel.team_chosen(64, 32, False) and not kernel.team_chosen(64, 33, False)
+    assert kernel.fits_shared_memory(128, 40, False, bfloat16) and kernel.fits_shared_memory(
+        64, 40, True, float32
+    )
+    assert not kernel.fits_shared_memory(128, 4, True, float32) and not kernel.fits_shared_memory(
+        64, 40, False, float32
+    )
+    assert kernel.fits_shared_memory(64, 32, False, float32) and kernel.fits_shared_memory(
+        64, 65, False, float32
+    )
+    assert kernel.use_timestep_kernel(64, 32, False) and not kernel.use_timestep_kernel(64, 33, False)
     layer = MultiScaleRetention(128, 1, 0.8, causal=True)
     x, memory = jax.ShapeDtypeStruct((2, 4, 3, 128), "float32"), jnp.zeros((2, 1, 128, 128))
     for dtype, by_kernel in ((float32, False), (bfloat16, True)):
@@ -131,9 +137,9 @@ def test_what_finds_no_room_does_not_go_through_the_kernels(monkeypatch):
 
 def test_sequences_are_cut_until_programs_are_enough():
     assert kernel.num_segments(1000, 128, 4) == 1  # there are enough
-    assert kernel.num_segments(64, 128, 32) * 64 == kernel.PROGRAMS
+    assert kernel.num_segments(64, 128, 32) * 64 == kernel.MIN_PROGRAMS
     assert kernel.num_segments(2, 128, 1024) == 128  # whole timesteps at least
-    assert 128 // kernel.num_segments(1, 128, 4) * 4 >= kernel.TOKENS  # and enough for a program to do
+    assert 128 // kernel.num_segments(1, 128, 4) * 4 >= kernel.MIN_TOKENS  # and enough for a program to do
     assert kernel.num_segments(1, 7, 200) == 7
 
 
@@ -143,8 +149,11 @@ def test_memories_threaded_at_once_are_those_threaded_in_turn():
     added, memory = jax.random.normal(keys[0], (7, 2, 3, 4, 4)), jax.random.normal(keys[1], (2, 3, 4, 4))
     opened, kappa, memories = jax.random.bernoulli(keys[2], 0.3, (7, 2)), retention.kappas(3, 0.9), [memory]
     for now, new in zip(opened, added, strict=True):
-        memories.append(retention.past(memories[-1], kappa, now) + new)
-    for form in (retention.thread, retention.thread_at_once):  # of which a device has one
+        memories.append(retention.decay_memory(memories[-1], kappa, now) + new)
+    for form in (
+        retention.chunk_recurrence,
+        retention.chunk_recurrence_parallel,
+    ):  # of which a device has one
         before, last = form(memory, opened, kappa, added)
         np.testing.assert_allclose(before, jnp.stack(memories[:-1]), atol=1e-5)
         np.testing.assert_allclose(last, memories[-1], atol=1e-5)
@@ -153,8 +162,8 @@ def test_memories_threaded_at_once_are_those_threaded_in_turn():
 FORMS = {
     "sequences": ("sequence", True, True),
     "sequences without memory": ("sequence", True, True),
-    "a team": ("team", True, False),
-    "a team that asks": ("team", True, True),
+    "a team": ("all_agents", True, False),
+    "a team that asks": ("all_agents", True, True),
     "a timestep": ("timestep", False, False),
 }
 """By what a layer is called, whether it is causal and whether it is asked by another stream."""
@@ -172,7 +181,7 @@ def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name, scaling):
     form, causal, cross = FORMS[name]
     layer = MultiScaleRetention(32, 2, scaling, causal=causal, cross=cross)
     keys = jax.random.split(jax.random.key(1), 5)
-    shape = {"sequence": (2, 4, 5, 32), "team": (2, 70, 32), "timestep": (2, 5, 32)}[form]
+    shape = {"sequence": (2, 4, 5, 32), "all_agents": (2, 70, 32), "timestep": (2, 5, 32)}[form]
     query, key = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
     past = () if "without" in name else jax.random.normal(keys[2], (2, 2, 16, 16))
     given = key, (query, jax.random.normal(keys[2], shape)) if cross else past
@@ -183,7 +192,7 @@ def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name, scaling):
     apply = jax.jit(lambda: layer.apply(params, *given, method=method))
     answers = []
     for chosen in (True, False):
-        monkeypatch.setattr(kernel, "chosen", lambda head, chosen=chosen: chosen)
+        monkeypatch.setattr(kernel, "use_kernel", lambda head, chosen=chosen: chosen)
         jax.clear_caches()
         answers.append(apply())
     for a, b in zip(*map(jax.tree.leaves, answers), strict=True):
@@ -201,16 +210,18 @@ def test_the_kernels_can_be_built_for_a_gpu(monkeypatch, triton_modules, dtype):
 
         def total(sources, scale, num_agents=num_agents, causal=causal, rest=(memory, bias, kappa, first)):
             memory, bias, kappa, first = rest
-            out, _ = kernel.gated(num_agents, causal, sources, memory, scale, bias, kappa, first)
+            out, _ = kernel.gated_retention(num_agents, causal, sources, memory, scale, bias, kappa, first)
             return out.astype(jnp.float32).sum()
 
         both = jax.tree.map(lambda x: jnp.stack([x, x]), (sources, scale))
         jax.jit(jax.vmap(jax.grad(total))).trace(*both).lower(lowering_platforms=("cuda",))
-        if kernel.team_chosen(32, num_agents, causal):
+        if kernel.use_timestep_kernel(32, num_agents, causal):
             teams = tuple(x[:, :, :num_agents] for x in both[0])
             for past in (memory, jnp.ones((*teams[0].shape[1:3], scale.shape[0]))):
                 rest = past, scale, bias, kappa
-                team = jax.vmap(lambda sources, causal=causal, rest=rest: kernel.team(causal, sources, *rest))
+                team = jax.vmap(
+                    lambda sources, causal=causal, rest=rest: kernel.all_agents(causal, sources, *rest)
+                )
                 jax.jit(team).trace(teams).lower(lowering_platforms=("cuda",))
             rest = memory, scale, bias, kappa
             step = jax.vmap(lambda sources, causal=causal, rest=rest: kernel.timestep(causal, sources, *rest))

@@ -121,8 +121,11 @@ def best_returns(case: Case, seeds: jax.Array) -> list[float]:
     program = programs.make_program(
         case.probe, systems.make(case.system, case.probe.spec, case.config), RUN, case.config
     )
-    state = jax.jit(programs.one_by_one(program.start))(seeds)
-    unit, assess = jax.jit(jax.vmap(program.unit, (0, None))), jax.jit(jax.vmap(program.assess))
+    state = jax.jit(programs.map_seeds(program.start))(seeds)
+    unit, assess = (
+        jax.jit(jax.vmap(program.run_updates, (0, None))),
+        jax.jit(jax.vmap(program.evaluate_and_keep_best)),
+    )
     for _ in range(5):
         state, _ = assess(replace(state, run=unit(state.run, jnp.int32(case.updates // 5))))
     return state.best.score.tolist()

@@ -68,17 +68,17 @@ def test_every_case_asks_something():
 @pytest.mark.parametrize(("bootstrap", "value"), [(True, 2.0), (False, 1.0)])
 def test_the_value_of_a_time_limit_is_the_future_it_cuts_off_or_nothing(bootstrap, value):
     """One step that pays 1 and runs out of time, discount 1/2: 1 + 1/2 + 1/4 + ... = 2 with bootstrapping."""
-    env = replace(PROBES["bandit"], pay=lambda secret, time, actions: jnp.ones(2), times_out=True)
+    env = replace(PROBES["bandit"], pay=lambda secret, time, actions: jnp.ones(2), truncates=True)
     config = replace(SABLE, bootstrap_time_limits=bootstrap, discount=0.5)
     policy = sable.make_policy(env.spec, config)
     program = programs.make_program(env, ppo.make(policy, config, env.spec), RUN, config)
-    state = jax.jit(programs.one_by_one(program.start))(seeds(6)).run
-    state = jax.jit(jax.vmap(program.unit, (0, None)))(state, jnp.int32(80))
+    state = jax.jit(programs.map_seeds(program.start))(seeds(6)).run
+    state = jax.jit(jax.vmap(program.run_updates, (0, None)))(state, jnp.int32(80))
     judge = jax.jit(
         jax.vmap(
             lambda s: policy.value(
                 s.learner.params,
-                s.situation.timestep.observation,
+                s.rollout_state.timestep.observation,
                 policy.initial_memory(config.num_envs),
                 s.learner.order,
             )

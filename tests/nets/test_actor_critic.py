@@ -40,8 +40,8 @@ def make(name, spec=SPEC, config=CONFIG):
 def observe(spec=SPEC):
     return Observation(
         view=jax.random.normal(KEYS[1], (T, B, N, F)),
-        legal=jnp.ones((T, B, N, A), bool),
-        time=jnp.zeros((T, B), jnp.int32),
+        action_mask=jnp.ones((T, B, N, A), bool),
+        step_count=jnp.zeros((T, B), jnp.int32),
         state=jax.random.normal(KEYS[2], (T, B, spec.state_size)) if spec.state_size else (),
     )
 
@@ -55,14 +55,14 @@ def act(name, observation, first, spec=SPEC, config=CONFIG):
 def evaluate(name, steps, memory=None, spec=SPEC, config=CONFIG):
     policy, params = make(name, spec, config)
     memory = policy.initial_memory(B) if memory is None else memory
-    return _evaluate(policy.evaluate, params, steps, memory)
+    return _evaluate(policy.evaluate_actions, params, steps, memory)
 
 
 @partial(jax.jit, static_argnums=0)
 def _act(act, params, memory, observation, first):
     def step(memory, now):
         observation, first, key = now
-        decision = act(params, observation, tree.reset(memory, first), NATURAL, key)
+        decision = act(params, observation, tree.reset_memory(memory, first), NATURAL, key)
         transition = Transition(
             observation=observation,
             action=decision.action,
@@ -70,7 +70,7 @@ def _act(act, params, memory, observation, first):
             discount=jnp.ones(B),
             first=first,
             extras=decision.extras,
-            final=(),
+            next_extras=(),
         )
         return decision.memory, transition
 
@@ -182,10 +182,10 @@ def test_time_is_cut_into_contiguous_windows_that_begin_with_what_was_remembered
     steps = one_episode("ippo", config=MEMORY)
     clock = jnp.broadcast_to(jnp.arange(T)[:, None] * 10 + jnp.arange(B)[None], (T, B))
     team = jnp.broadcast_to(clock[..., None], (T, B, N))
-    steps = replace(steps, observation=replace(steps.observation, time=clock))
+    steps = replace(steps, observation=replace(steps.observation, step_count=clock))
     batch = minibatches.split_time(minibatches.Batch(steps=steps, advantage=team, target=team, memory=()), 3)
     windows = [[0, 1, 30, 31], [10, 11, 40, 41], [20, 21, 50, 51]]
-    np.testing.assert_array_equal(batch.steps.observation.time, windows)
+    np.testing.assert_array_equal(batch.steps.observation.step_count, windows)
     np.testing.assert_array_equal(batch.advantage[..., -1], windows)
     np.testing.assert_array_equal(batch.target[..., 0], windows)
     assert batch.steps.extras.memory == ()

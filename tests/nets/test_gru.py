@@ -28,7 +28,7 @@ def test_a_sequence_equals_its_steps_forgetting_before_each_that_is_first(weight
     out, last = jax.jit(lambda: GRU_6.apply(weights, x, carry, FIRST, method=GRU.sequence))()
     step = jax.jit(lambda x, carry: GRU_6.apply(weights, x, carry, method=GRU.step))
     for t in range(T):
-        carry = step(x[t], tree.reset(carry, FIRST[t]))
+        carry = step(x[t], tree.reset_memory(carry, FIRST[t]))
         np.testing.assert_allclose(out[t], carry, atol=1e-6)
     np.testing.assert_array_equal(last, out[-1])
 

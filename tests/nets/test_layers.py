@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sable.nets.layers import Head, SwiGLU, time_encoding
+from sable.nets.layers import Head, SwiGLU, sinusoidal_encoding
 from sable.nets.retention import MultiScaleRetention
 from sable.ops import retention
 
@@ -32,7 +32,7 @@ def test_heads_start_near_zero():
 
 
 def test_time_is_encoded_as_sines_and_cosines_in_turn():
-    code = time_encoding(jnp.array([0, 7]), 6)
+    code = sinusoidal_encoding(jnp.array([0, 7]), 6)
     np.testing.assert_allclose(code[0], [0, 1, 0, 1, 0, 1], atol=1e-6)
     for i in range(3):
         angle = 7 * 10_000 ** (-2 * i / 6)

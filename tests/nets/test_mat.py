@@ -52,7 +52,7 @@ def names(params):
 def observation():
     legal = jax.random.bernoulli(KEY, 0.7, (T, B, N, 5)).at[..., 0].set(True)
     view = jax.random.normal(KEY, (T, B, N, 6))
-    return Observation(view=view, legal=legal, time=jnp.zeros((T, B), jnp.int32), state=())
+    return Observation(view=view, action_mask=legal, step_count=jnp.zeros((T, B), jnp.int32), state=())
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def scores(observation):
         first = jnp.zeros((T, B), bool)
         legal = jnp.ones((T, B, N, 5), bool)
         distribution, values = net.apply(
-            params, net.look(view), legal, observation.time, action, jnp.arange(N), (), first,
-            method=net.evaluate,
+            params, net.normalise_view(view), legal, observation.step_count, action, jnp.arange(N), (), first,
+            method=net.evaluate_actions,
         )  # fmt: skip
         return distribution.logits, values
 
@@ -80,7 +80,7 @@ def test_acting_with_a_cache_equals_evaluating_in_parallel(case, observation):
     policy = mat.make_policy(spec, config)
     params, order = grown(start(MAT(config, spec))), jnp.array([2, 0, 3, 1])
     if not spec.discrete:
-        observation = replace(observation, legal=jnp.ones((T, B, N, 1), bool))
+        observation = replace(observation, action_mask=jnp.ones((T, B, N, 1), bool))
     keys = jax.random.split(KEY, T)
 
     def act(now):
@@ -88,10 +88,12 @@ def test_acting_with_a_cache_equals_evaluating_in_parallel(case, observation):
 
     decision = jax.jit(lambda: jax.lax.map(act, (observation, keys)))()
     steps = Transition(
-        observation=observation, action=decision.action, extras=decision.extras, final=(),
+        observation=observation, action=decision.action, extras=decision.extras, next_extras=(),
         reward=jnp.zeros((T, B, N)), discount=jnp.ones((T, B)), first=jnp.zeros((T, B), bool),
     )  # fmt: skip
-    evaluate = jax.jit(lambda params, steps, *given: policy.evaluate(params, policy.prepare(steps), *given))
+    evaluate = jax.jit(
+        lambda params, steps, *given: policy.evaluate_actions(params, policy.prepare(steps), *given)
+    )
     found = evaluate(params, steps, (), order, KEY)
     np.testing.assert_allclose(found.log_prob, decision.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(found.value, decision.extras.value, atol=1e-5)
@@ -187,7 +189,7 @@ def test_heads_and_action_embedding_are_normalised_as_the_norm_says(monkeypatch)
     """Each by hand, from the statistics that its norm takes; a LayerNorm never by the kernel of the other."""
     x, embed = jax.random.normal(KEY, (5, 8)), jnp.arange(6)
     for norm in (LayerNorm, RMSNorm):
-        monkeypatch.setattr(block, "chosen", lambda width, norm=norm: norm is LayerNorm)
+        monkeypatch.setattr(block, "use_kernel", lambda width, norm=norm: norm is LayerNorm)
         head, embedding = Head(8, 3, norm), ActionEmbedding(8, SPEC, norm)
         params, of_actions = grown(head.init(KEY, x)), grown(embedding.init(KEY, embed))
 
@@ -223,8 +225,9 @@ def test_no_layer_starts_dead(case, observation):
     @jax.grad
     def gradient(params):
         distribution, values = net.apply(
-            params, net.look(observation.view), legal, observation.time, action, jnp.arange(N), (), first,
-            method=net.evaluate,
+            params, net.normalise_view(observation.view), legal, observation.step_count, action,
+            jnp.arange(N), (), first,
+            method=net.evaluate_actions,
         )  # fmt: skip
         return sum(jnp.sin(leaf + 1).sum() for leaf in jax.tree.leaves((distribution, values)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sable.config.schema import SableConfig
-from sable.nets.embeddings import ViewEmbedding, look
+from sable.nets.embeddings import ViewEmbedding, normalise_view
 from sable.nets.layers import LayerNorm, RMSNorm
 from sable.nets.sable import Sable, initial_memory
 from sable.systems import autoregressive
@@ -53,7 +53,7 @@ def test_the_network_has_as_many_parameters_as_its_layers_say(num_blocks):
 def test_views_are_normed_and_then_projected(view, norm):
     """Though the norm's scale and bias are put into the weights."""
     embedding, ids = ViewEmbedding(16, SPEC.view_size, norm, 0, bias=True), jnp.arange(SPEC.num_agents)
-    seen = look(view, type(norm))
+    seen = normalise_view(view, type(norm))
     assert seen.shape[-1] == 72, "filled up to a multiple of eight"
     params = embedding.init(KEY, seen, ids)
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(KEY, x.shape), params)
@@ -68,7 +68,11 @@ def test_views_are_normed_and_then_projected(view, norm):
 
 def test_the_scale_of_a_view_survives_its_norm(view):
     embedding = ViewEmbedding(16, SPEC.view_size, RMSNorm(), SPEC.num_agents)
-    ids, small, large = jnp.arange(SPEC.num_agents), look(view, RMSNorm), look(2 * view, RMSNorm)
+    ids, small, large = (
+        jnp.arange(SPEC.num_agents),
+        normalise_view(view, RMSNorm),
+        normalise_view(2 * view, RMSNorm),
+    )
     params = embedding.init(KEY, small, ids)
     assert jnp.abs(embedding.apply(params, small, ids) - embedding.apply(params, large, ids)).max() > 1e-2
 
@@ -108,7 +112,7 @@ def test_positions_count_timesteps_or_tokens():
     for positions, numbers in (("timestep", [[5], [6]]), ("token", [[15, 16, 17], [18, 19, 20]])):
         net = Sable(replace(CONFIG, positions=positions), spec)
         params = autoregressive.init(net, KEY)
-        found = net.apply(params, time, method=net.clock)
+        found = net.apply(params, time, method=net.encode_time)
         angle = np.array(numbers)[..., None] / 10_000 ** (np.arange(0, 16, 2) / 16)
         expected = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(*angle.shape[:2], 16)
         np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
@@ -118,7 +122,7 @@ def test_one_agent_has_the_same_position_either_way():
     """A team of one has as many tokens as timesteps."""
     nets = [Sable(replace(CONFIG, positions=p), replace(SPEC, num_agents=1)) for p in ("timestep", "token")]
     params, time = autoregressive.init(nets[0], KEY), jnp.arange(9)
-    one, other = (net.apply(params, time, method=net.clock) for net in nets)
+    one, other = (net.apply(params, time, method=net.encode_time) for net in nets)
     np.testing.assert_array_equal(one, other)
 
 
@@ -151,7 +155,15 @@ def test_the_chunk_size_changes_nothing_that_is_learnt(chunk_size):
         memory, time = initial_memory(config, 2), jnp.zeros((8, 2), int)
         net = Sable(config, SPEC)
         dist, values = net.apply(
-            params, net.look(views), legal, time, actions, jnp.arange(4), memory, first, method=net.evaluate
+            params,
+            net.normalise_view(views),
+            legal,
+            time,
+            actions,
+            jnp.arange(4),
+            memory,
+            first,
+            method=net.evaluate_actions,
         )
         return (dist.log_prob(actions) * values).sum()
 
@@ -167,8 +179,9 @@ def test_an_agent_is_told_the_actions_of_those_before_it_and_of_no_other(view):
 
     def logits(action):
         distribution, _ = net.apply(
-            params, net.look(steps), jnp.ones((2, 2, 4, 5), bool), jnp.zeros((2, 2), jnp.int32), action,
-            jnp.arange(4), initial_memory(CONFIG, 2), jnp.zeros((2, 2), bool), method=Sable.evaluate,
+            params, net.normalise_view(steps), jnp.ones((2, 2, 4, 5), bool), jnp.zeros((2, 2), jnp.int32),
+            action, jnp.arange(4), initial_memory(CONFIG, 2), jnp.zeros((2, 2), bool),
+            method=Sable.evaluate_actions,
         )  # fmt: skip
         return distribution.logits
 
@@ -185,7 +198,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
     net = Sable(CONFIG, replace(SPEC, num_actions=0, action_size=2, action_low=-2.0, action_high=3.0))
     params = autoregressive.init(net, KEY)
     encoded = jnp.zeros((2, 16))
-    memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.open)
+    memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.initial_decoder_state)
     params["params"]["policy_head"]["distribution"]["raw_std"] = jnp.full(2, -50.0)
     distribution, _ = net.apply(
         params,
@@ -194,7 +207,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
         jnp.zeros((2, 16)),
         jnp.zeros((2, 2)),
         memory,
-        method=Sable.decode,
+        method=Sable.decode_agent,
     )
     np.testing.assert_allclose(distribution.std, 1e-3, rtol=1e-5)
     assert float(distribution.scale(jnp.full(2, 50.0)).max()) == 3.0

@@ -35,7 +35,7 @@ def test_both_answer_the_same_methods_with_the_same_shapes(distribution):
         assert form.shape == raw.shape and form.dtype == raw.dtype
     assert distribution.log_prob(raw).shape == distribution.entropy(entropy_key).shape == (5, 2)
     noise = distribution.noise(noise_key, (5, 2, 4))
-    np.testing.assert_array_equal(distribution.sample_with(noise), raw)
+    np.testing.assert_array_equal(distribution.sample_from_noise(noise), raw)
 
 
 @pytest.mark.parametrize("distribution", EITHER)
@@ -63,7 +63,7 @@ def test_categorical_equals_the_hand_formulas():
 def test_masked_actions_are_never_drawn_and_the_others_as_often_as_they_should_be():
     num_samples = 200_000
     noise = Categorical.noise(jax.random.key(1), (num_samples, 2, 4))
-    actions = jax.jit(jax.vmap(masked_categorical(LOGITS, LEGAL).sample_with))(noise)
+    actions = jax.jit(jax.vmap(masked_categorical(LOGITS, LEGAL).sample_from_noise))(noise)
     for row, p in enumerate(softmax_over_legal(LOGITS, LEGAL)):
         counts = np.bincount(actions[:, row], minlength=4)
         assert not counts[~np.asarray(LEGAL[row])].any()
@@ -74,7 +74,7 @@ def test_a_mask_wins_over_any_logit():
     distribution = masked_categorical(jnp.array([1e30, 0.0, -1e30]), jnp.array([False, False, True]))
     assert distribution.mode() == 2
     noise = distribution.noise(jax.random.key(0), (1000, 3))
-    assert (jax.jit(jax.vmap(distribution.sample_with))(noise) == 2).all()
+    assert (jax.jit(jax.vmap(distribution.sample_from_noise))(noise) == 2).all()
     np.testing.assert_allclose(distribution.log_prob(jnp.array(2)), 0.0)
 
 

@@ -105,7 +105,7 @@ def test_every_decay_scaling_agrees(scaling):
 def test_every_form_agrees_where_heads_forget_all(monkeypatch, sizes, causal, at_once):
     """A decay of 0, whose power of 0 is one, also where memories are threaded as on a GPU."""
     if at_once:
-        monkeypatch.setattr(retention, "thread", retention.thread_at_once)
+        monkeypatch.setattr(retention, "chunk_recurrence", retention.chunk_recurrence_parallel)
     everything.cache_clear()
     assert_agree(retention.chunkwise, random_inputs(resets=[(3, 0)]), causal=causal, scaling=0.0, **sizes)
     everything.cache_clear()
@@ -115,7 +115,7 @@ def test_every_form_agrees_where_heads_forget_all(monkeypatch, sizes, causal, at
 def test_heads_that_forget_all_see_their_own_timestep(causal):
     q, k, v, memory, first = random_inputs(resets=[(3, 0)])
     truth, after = retention.recurrent(q, k, v, memory, retention.kappas(2, 0.0), first, causal=causal)
-    np.testing.assert_allclose(truth, retention.within(q, k, v, causal=causal), atol=1e-5)
+    np.testing.assert_allclose(truth, retention.intra_timestep(q, k, v, causal=causal), atol=1e-5)
     np.testing.assert_allclose(after, jnp.einsum("bnhi,bnhj->bhij", k[-1], v[-1]), atol=1e-5)
 
 
@@ -133,10 +133,12 @@ def test_chunkwise_equals_recurrent_whatever_the_sizes_and_flags(data):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("num_agents", "width", "block"), [(3, 4, None), (7, 4, 2), (9, 2, 4)])
-def test_within_equals_recurrent_with_an_opening_everywhere(num_agents, width, block, causal):
+def test_intra_timestep_equals_recurrent_with_first_everywhere(num_agents, width, block, causal):
     q, k, v, memory, first = random_inputs(N=num_agents, H=1, d=width, resets=RESETS["everywhere"])
     truth, _ = retention.recurrent(q, k, v, memory, retention.kappas(1, 0.8), first, causal=causal)
-    np.testing.assert_allclose(retention.within(q, k, v, causal=causal, block=block), truth, atol=1e-5)
+    np.testing.assert_allclose(
+        retention.intra_timestep(q, k, v, causal=causal, block=block), truth, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 9])
@@ -144,7 +146,7 @@ def test_within_equals_recurrent_with_an_opening_everywhere(num_agents, width, b
 def test_chunks_of_agents_see_themselves_and_those_before(width, chunk):
     """Against loops over agents. The last chunk may be smaller."""
     q, k, v, *_ = random_inputs(N=7, d=width)
-    found = retention.within_chunks(q, k, v, chunk=chunk)
+    found = retention.intra_timestep_chunks(q, k, v, chunk=chunk)
     q, k, v = map(np.asarray, (q, k, v))
     expected = np.zeros_like(v)
     for i, j in itertools.product(range(7), range(7)):
@@ -159,7 +161,7 @@ def test_chunks_of_agents_see_themselves_and_those_before(width, chunk):
 def test_blocks_are_causal_to_the_last_bit(block):
     """A later agent must not reach an earlier one even by rounding."""
     q, k, v, _, _ = random_inputs(N=7)
-    form = jax.jit(partial(retention.within, causal=True, block=block))
+    form = jax.jit(partial(retention.intra_timestep, causal=True, block=block))
     changed = form(q, k.at[:, :, 4:].mul(1e3), v.at[:, :, 4:].add(7.0))
     np.testing.assert_array_equal(changed[:, :, :4], form(q, k, v)[:, :, :4])
 
@@ -179,9 +181,9 @@ def test_agents_one_by_one_equal_a_causal_step():
     q, k, v, memory, first = random_inputs(T=1)
     kappa = retention.kappas(2, 0.8)
     truth, truth_memory = retention.step(q[0], k[0], v[0], memory, kappa, first[0], causal=True)
-    memory = retention.past(memory, kappa, first[0])
+    memory = retention.decay_memory(memory, kappa, first[0])
     for i in range(3):
-        out, memory = retention.attend(q[0, :, i], k[0, :, i], v[0, :, i], memory)
+        out, memory = retention.token_step(q[0, :, i], k[0, :, i], v[0, :, i], memory)
         np.testing.assert_allclose(out, truth[:, i], atol=1e-5)
     np.testing.assert_allclose(memory, truth_memory, atol=1e-5)
 

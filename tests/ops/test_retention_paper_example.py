@@ -85,24 +85,24 @@ def rows(out):
 @kinds
 def test_token_decay_is_the_printed_matrix(causal):
     first, kappa = flags()
-    matrix = retention.token_decay(first, kappa, NUM_AGENTS, causal=causal)
+    matrix = retention.token_decay_matrix(first, kappa, NUM_AGENTS, causal=causal)
     assert matrix.shape == (1, 1, NUM_TOKENS, NUM_TOKENS)
     np.testing.assert_allclose(matrix[0, 0], numbers(PRINTED[causal]), rtol=1e-6)
 
 
 def test_timestep_decay_is_the_printed_encoder_matrix_at_one_agent():
-    np.testing.assert_allclose(retention.decay(*flags())[0, 0], numbers(ENCODER)[::3, ::3], rtol=1e-6)
+    np.testing.assert_allclose(retention.decay_matrix(*flags())[0, 0], numbers(ENCODER)[::3, ::3], rtol=1e-6)
 
 
 def test_carry_is_the_printed_xi():
-    xi = np.repeat(retention.carry(*flags())[0, 0], NUM_AGENTS)
+    xi = np.repeat(retention.memory_decay(*flags())[0, 0], NUM_AGENTS)
     np.testing.assert_allclose(xi, numbers(XI)[0], rtol=1e-6)
 
 
 @kinds
 def test_zeta_is_the_last_row_of_the_decay_matrix(causal):
     np.testing.assert_array_equal(numbers(PRINTED[causal])[-1], numbers(ZETA)[0])
-    matrix = retention.token_decay(*flags(), NUM_AGENTS, causal=causal)[0, 0]
+    matrix = retention.token_decay_matrix(*flags(), NUM_AGENTS, causal=causal)[0, 0]
     np.testing.assert_allclose(matrix[-1], numbers(ZETA)[0], rtol=1e-6)
 
 

@@ -42,14 +42,14 @@ def test_select_and_take_and_merge_work_on_typed_keys():
 
 def test_reset_zeroes_exactly_the_first_entries():
     memory = {"a": jnp.ones((3, 2, 2)), "b": jnp.full((3,), 7, jnp.int32)}
-    after = tree.reset(memory, MASK)
+    after = tree.reset_memory(memory, MASK)
     np.testing.assert_array_equal(after["a"][:, 0, 0], [0.0, 1.0, 0.0])
     np.testing.assert_array_equal(after["b"], [0, 7, 0])
-    assert tree.reset((), MASK) == ()
+    assert tree.reset_memory((), MASK) == ()
 
 
 def test_reset_clears_even_a_memory_that_is_not_finite():
-    assert tree.all_finite(tree.reset(jnp.array([jnp.nan, 1.0, jnp.inf]), MASK))
+    assert tree.all_finite(tree.reset_memory(jnp.array([jnp.nan, 1.0, jnp.inf]), MASK))
 
 
 @pytest.mark.parametrize("axis", [0, 1])

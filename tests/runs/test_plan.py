@@ -156,8 +156,8 @@ def test_memory_by_part_adds_up_to_what_is_needed(plan):
     assert {"parameters", "optimiser", "environments", "memories", "replay", "rollout"} < plan.memory.keys()
     assert all(num_bytes >= 0 for num_bytes in plan.memory.values())
     state = rehearsal().start()
-    assert plan.memory["environments"] == memory.size(
-        (state.run.situation.env_state, state.run.situation.timestep)
+    assert plan.memory["environments"] == memory.tree_bytes(
+        (state.run.rollout_state.env_state, state.run.rollout_state.timestep)
     )
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_fit_is_refused_in_one_line_with_what_does(name, value, devi
 def test_what_its_state_alone_refuses_is_told_what_fits_too(device_with, tmp_path):
     """All that learning needs, many times the state, is not counted then."""
     much = {"num_envs": 512, "rollout_length": 64, "total_steps": 2**16}
-    device_with(int(memory.size(rehearsal(**much).state) * 0.9))
+    device_with(int(memory.tree_bytes(rehearsal(**much).state) * 0.9))
     with pytest.raises(SableError) as refused:
         sable.train(TASK, **TINY | much, out=tmp_path)
     found = re.search(r"; num_envs=(\d+) would fit", str(refused.value))

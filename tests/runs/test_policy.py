@@ -24,7 +24,7 @@ from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
 from sable.runs import policy
 from sable.training import checkpoint
-from sable.training.evaluate import play
+from sable.training.evaluate import evaluate_policy
 from sable.types import Observation
 
 SMALL = {"total_steps": 640, "num_evaluations": 2, "evaluation_episodes": 4, "absolute_episodes": 4}
@@ -67,11 +67,11 @@ def test_acting_is_what_the_system_does_with_the_best_parameters(run, views):
     for time, view in enumerate(views):
         seen = Observation(
             view=jnp.asarray(view),
-            legal=jnp.ones((3, 2, team.spec.num_actions), bool),
-            time=jnp.full(3, time),
+            action_mask=jnp.ones((3, 2, team.spec.num_actions), bool),
+            step_count=jnp.full(3, time),
             state=(),
         )
-        decision = system.exploit(team.params, seen, memory, None)
+        decision = system.act(team.params, seen, memory, None)
         memory = decision.memory
         actions.append(decision.action)
     np.testing.assert_array_equal(played(team, views, greedy=True), np.stack(actions))
@@ -88,14 +88,14 @@ def test_acting_is_what_the_evaluator_does_given_the_same_noise(run):
         noise.append(sample_key)
     noise = jnp.stack(noise)
 
-    def exploit(params, observation, memory, _):
-        decision = system.exploit(params, observation, memory, noise[observation.time[0]])
-        shown = observation.view, observation.legal, decision.action
+    def act(params, observation, memory, _):
+        decision = system.act(params, observation, memory, noise[observation.step_count[0]])
+        shown = observation.view, observation.action_mask, decision.action
         jax.debug.callback(lambda *now: seen.append([np.asarray(x) for x in now]), *shown, ordered=True)
         return decision
 
     evaluator = jax.jit(
-        lambda params: play(env, system._replace(exploit=exploit), params, noise[0], episodes)
+        lambda params: evaluate_policy(env, system._replace(act=act), params, noise[0], episodes)
     )
     jax.block_until_ready(evaluator(team.params))
     jax.effects_barrier()

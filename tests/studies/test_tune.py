@@ -186,7 +186,7 @@ def test_another_study_in_the_same_folder_is_refused(studied):
 
 
 def test_an_interrupted_study_says_so_and_goes_on_with_the_same_trials(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
 
     def evaluated(self, steps, returns):
         if steps == 64:
@@ -347,7 +347,7 @@ def formula(monkeypatch):
     """Training whose returns follow from the settings; the list of (batch, evaluation) that were trained."""
     done = []
 
-    def train(env, system, run, config, directory, *, resume, quiet, hypers, watch, interrupted):
+    def train(env, system, run, config, directory, *, resume, quiet, hypers, on_evaluation, interrupted):
         rates, checkpoint = hypers.learning_rate, directory / "checkpoint"
         lanes = [
             {"policy_learning_rate": round(float(a), 6), "critic_learning_rate": round(float(c), 6)}
@@ -356,7 +356,7 @@ def formula(monkeypatch):
         returns = [score(lane | {"num_epochs": config.num_epochs}) for lane in lanes]
         for evaluation in range(int(checkpoint.read_text()) if checkpoint.exists() else 0, 4):
             done.append((directory.name, evaluation))
-            if watch(32 * (evaluation + 1), [value * (evaluation + 1) / 4 for value in returns]):
+            if on_evaluation(32 * (evaluation + 1), [value * (evaluation + 1) / 4 for value in returns]):
                 return loop.Result(directory, {})
             checkpoint.write_text(str(evaluation + 1))
         summary = {"seeds": run.seeds, "absolute_return": returns, "halted_seeds": []}
@@ -613,7 +613,7 @@ def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_prog
         functions = make_program(env, *parts)
 
         def updated(seed, hyper):
-            return functions.unit(functions.start(seed, hyper).run, jnp.int32(1))
+            return functions.run_updates(functions.start(seed, hyper).run, jnp.int32(1))
 
         return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(updated)(jnp.uint32(0), parts[0].hyper)))
 

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from sable.config.schema import ActorCriticConfig, MATConfig, PPOConfig, SableConfig
 from sable.envs.suites.probes import PROBES
 from sable.systems import ppo
-from sable.training.rollout import collect, open_situation
+from sable.training.rollout import collect, init_rollout_state
 from sable.types import EnvSpec, Observation, PyTree, Rollout
 
 SMALL = {"num_envs": 4, "rollout_length": 6, "num_epochs": 3, "num_minibatches": 2}
@@ -82,7 +82,7 @@ def play(mode: str) -> Played:
     config, parts = MODES[mode], mode.split("-")
     env = PROBES["recall"]
     if "time_limits" in parts:
-        env = replace(env, times_out=True)
+        env = replace(env, truncates=True)
     if "continuous" in parts:
         env = replace(PROBES["continuous"], spec=replace(PROBES["continuous"].spec, time_limit=4))
     policy = importlib.import_module(f"sable.systems.{parts[0]}").make_policy(env.spec, config)
@@ -92,18 +92,18 @@ def play(mode: str) -> Played:
     def begin(learner_key, shake_key, env_key):
         learner = system.init(learner_key, system.hyper)
         learner = replace(learner, params=shaken(learner.params, shake_key))
-        return learner, open_situation(env, system, env_key, config.num_envs)
+        return learner, init_rollout_state(env, system, env_key, config.num_envs)
 
     # Episodes last four steps: the second rollout of six starts in the middle of one.
-    seeing = system._replace(final=lambda *seen: (system.final(*seen), seen[1]))
+    seeing = system._replace(next_extras=lambda *seen: (system.next_extras(*seen), seen[1]))
     gather = jax.jit(partial(collect, env, seeing, length=config.rollout_length, pool_size=4))
     *keys, first_key, second_key = jax.random.split(jax.random.key(7), 5)
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it
-        learner, situation = begin(*keys)
-        situation, _, _ = gather(learner, situation, first_key)
-        _, played, _ = gather(learner, situation, second_key)
-    kept, finals = played.steps.final
-    rollout = replace(played, steps=replace(played.steps, final=kept))
+        learner, rollout_state = begin(*keys)
+        rollout_state, _, _ = gather(learner, rollout_state, first_key)
+        _, played, _ = gather(learner, rollout_state, second_key)
+    kept, finals = played.steps.next_extras
+    rollout = replace(played, steps=replace(played.steps, next_extras=kept))
     return Played(mode, config, env.spec, policy, jax.jit(system.learn), learner, rollout, finals)
 
 

@@ -19,7 +19,7 @@ def evaluate(played, order=None):
     """What the acting parameters say of the rollout they played."""
     order = played.learner.order if order is None else order
     steps, memory = played.policy.prepare(played.rollout.steps), played.rollout.start_memory
-    score = jax.jit(played.policy.evaluate)
+    score = jax.jit(played.policy.evaluate_actions)
     return score(played.learner.params, steps, memory, order, jax.random.key(0))
 
 
@@ -34,16 +34,20 @@ def test_an_episode_opens_inside_the_rollout_and_memory_comes_in(played):
         assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(played.rollout.start_memory))
 
 
-FORWARDS = {"retention", "mend", "finish", "head"}
-BACKWARDS = {"retention_queries", "retention_keys", "mend_back", "finish_back", "head_back"}
+FORWARDS = {"retention", "project_add_norm", "project_add_norm_ffn", "dense_gelu_norm"}
+BACKWARDS = {"retention_query_gate_bwd", "retention_key_value_bwd"}
+BACKWARDS |= {"project_add_norm_bwd", "project_add_norm_ffn_bwd", "dense_gelu_norm_bwd"}
 LEARNING = FORWARDS | BACKWARDS | {"retention_timestep"}  # with the value of what comes after a rollout
-KERNELS = {"sable": ({"retention_timestep", "finish", "head", "sable_decode"}, LEARNING)}
+KERNELS = {
+    "sable": ({"retention_timestep", "project_add_norm_ffn", "dense_gelu_norm", "sable_decode"}, LEARNING)
+}
 KERNELS["sable-continuous"] = (
-    {"retention_timestep", "retention_row", "ask", "remember", "mend", "finish", "head"},
+    {"retention_timestep", "retention_next_agent", "read_memory", "write_memory", *FORWARDS} - {"retention"},
     LEARNING,
 )
 KERNELS["sable-time_limits"] = set(), set()  # heads are too small
 """The kernels that a mode acts by, and learns by, on a GPU."""
+NAMES = ("sable", "retention", "read_memory", "write_memory", "project_add_norm", "dense_gelu_norm")
 
 
 @pytest.mark.gpu
@@ -58,8 +62,7 @@ def test_on_a_gpu_the_contracts_are_those_of_its_kernels(mode):
     acting = jax.make_jaxpr(played.policy.act)(params, last, played.rollout.last_memory, order, key)
     learning = jax.make_jaxpr(played.learn)(played.learner, played.rollout, key)
     found = tuple(
-        set(re.findall(r"\bname=((?:sable|retention|ask|remember|mend|finish|head)_?\w*)", str(x)))
-        for x in (acting, learning)
+        set(re.findall(rf"\bname=((?:{'|'.join(NAMES)})_?\w*)", str(x))) for x in (acting, learning)
     )
     assert found == (KERNELS[mode] if jax.default_backend() == "gpu" else (set(), set()))
 
@@ -132,14 +135,14 @@ def test_targets_are_those_of_a_loop_with_lambda_09(played):
 def advantages(played, lam):
     """GAE by a loop over time, from what the steps hold and the value of what came last."""
     steps, last = played.rollout.steps, played.rollout.last
-    memory = tree.reset(played.rollout.last_memory, last.first)
+    memory = tree.reset_memory(played.rollout.last_memory, last.first)
     value = played.policy.value(played.learner.params, last.observation, memory, played.learner.order)
     after, advantage, found = np.asarray(value), np.zeros_like(value), []
     opens = np.concatenate([steps.first[1:], last.first[None]])[..., None]
     for t in reversed(range(len(opens))):
         follows = np.where(opens[t], 0.0, after)
         if played.config.bootstrap_time_limits:
-            follows = np.where(opens[t], steps.discount[t][:, None] * steps.final[t], after)
+            follows = np.where(opens[t], steps.discount[t][:, None] * steps.next_extras[t], after)
         error = steps.reward[t] + 0.99 * follows - steps.extras.value[t]
         advantage = error + 0.99 * lam * np.where(opens[t], 0.0, advantage)
         after = np.asarray(steps.extras.value[t])
@@ -159,7 +162,7 @@ def advantages(played, lam):
 def test_a_time_limit_is_valued_by_the_memory_before_it(mode):
     """By that of the episode that ended: what follows its last step is scored as one step more of it."""
     played = play(mode)
-    steps, score = played.rollout.steps, jax.jit(played.policy.evaluate)
+    steps, score = played.rollout.steps, jax.jit(played.policy.evaluate_actions)
     prepared = played.policy.prepare(replace(steps, observation=played.finals)).observation
     ends = jnp.concatenate([steps.first[1:], played.rollout.last.first[None]]) & (steps.discount == 1)
     given = played.learner.params, played.rollout.start_memory, played.learner.order, jax.random.key(0)
@@ -171,7 +174,7 @@ def test_a_time_limit_is_valued_by_the_memory_before_it(mode):
             longer = replace(steps, observation=seen, first=steps.first.at[t + 1].set(forgets))
             params, memory, order, key = given
             value = score(params, longer, memory, order, key).value[t + 1]
-            gap = jnp.abs(value - steps.final[t])[ends[t]]
+            gap = jnp.abs(value - steps.next_extras[t])[ends[t]]
             assert (gap > 1e-4).all() if forgets else (gap < 1e-5).all()
 
 
@@ -232,7 +235,7 @@ def test_a_new_order_is_drawn_after_each_rollout_or_never(played):
 def test_illegal_actions_are_never_taken_and_bounds_are_kept(played):
     steps = played.rollout.steps
     if played.spec.discrete:
-        legal = jnp.take_along_axis(steps.observation.legal, steps.action[..., None], axis=-1)
+        legal = jnp.take_along_axis(steps.observation.action_mask, steps.action[..., None], axis=-1)
         assert legal.all()
     else:
         assert (jnp.abs(steps.action) <= 1).all()

@@ -1,4 +1,4 @@
-"""Every way of deciding samples what deciding in turn samples, for any team, policy and memory."""
+"""Every decoding samples what sequential decoding samples, for any team, policy and memory."""
 
 import functools
 import itertools
@@ -51,31 +51,31 @@ def make(
         view, time = jax.random.normal(key, (BATCH, num_agents, 6)), jnp.arange(BATCH)
         past = jax.tree.map(lambda x: x + 0.3, initial_memory(net.config, BATCH))
         encoded, _, past = net.apply(params, view, time, jnp.arange(num_agents), past, method=net.encode)
-        legal = jax.random.bernoulli(key, 0.8, (BATCH, num_agents, 5 if discrete else 1))
+        action_mask = jax.random.bernoulli(key, 0.8, (BATCH, num_agents, 5 if discrete else 1))
         kind, size = (Categorical, 5) if discrete else (TanhNormal, 2)
         drawn = kind.noise(key, (BATCH, num_agents, size))
-        clock = net.apply(params, time, method=net.clock)
-        return params, encoded, legal.at[..., 0].set(True), clock, drawn, past
+        time_encoding = net.apply(params, time, method=net.encode_time)
+        return params, encoded, action_mask.at[..., 0].set(True), time_encoding, drawn, past
 
     return net, *prepared(jax.random.key(3))
 
 
-AT_ONCE, KERNEL = autoregressive.decode_at_once, autoregressive.decode_by_kernel
-ROWS = autoregressive.decode_by_rows
-CASES = [(AT_ONCE, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
-CASES += [(KERNEL, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
-CASES += [(ROWS, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
+JACOBI, FUSED = autoregressive.decode_jacobi, autoregressive.decode_fused
+CACHED = autoregressive.decode_cached
+CASES = [(JACOBI, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
+CASES += [(FUSED, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
+CASES += [(CACHED, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
 QUICK = [
-    (ROWS, 5, True, True),
-    (ROWS, 40, False, True),
-    (AT_ONCE, 40, True, True),
-    (AT_ONCE, 5, False, True),
-    (KERNEL, 5, True, True),
+    (CACHED, 5, True, True),
+    (CACHED, 40, False, True),
+    (JACOBI, 40, True, True),
+    (JACOBI, 5, False, True),
+    (FUSED, 5, True, True),
 ]
 
 
 def marks(form, num_agents, *rest):
-    gpu = [pytest.mark.gpu] if form is not AT_ONCE or num_agents > 1 else []
+    gpu = [pytest.mark.gpu] if form is not JACOBI or num_agents > 1 else []
     return gpu if (form, num_agents, *rest) in QUICK else [*gpu, pytest.mark.slow]
 
 
@@ -83,7 +83,7 @@ def marks(form, num_agents, *rest):
 @pytest.mark.parametrize(
     ("form", "num_agents", "discrete", "memory"), [pytest.param(*case, marks=marks(*case)) for case in CASES]
 )
-def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agents, discrete, memory):
+def test_every_decoding_gives_what_sequential_decoding_gives(form, num_agents, discrete, memory):
     """Agent by agent, each told what the others did by another form: it would have done the same, but for
     rounding. (Left to themselves the two may part at a near-tie and differ from there on.)"""
     assert_same_decisions(form, num_agents, discrete=discrete, memory=memory)
@@ -92,10 +92,10 @@ def test_every_form_of_deciding_gives_what_deciding_in_turn_gives(form, num_agen
 @pytest.mark.parametrize(
     ("form", "discrete"),
     [
-        (autoregressive.decode_in_turn, True),
-        pytest.param(AT_ONCE, True, marks=pytest.mark.slow),
-        pytest.param(AT_ONCE, False, marks=pytest.mark.slow),
-        pytest.param(ROWS, True, marks=pytest.mark.slow),
+        (autoregressive.decode_sequential, True),
+        pytest.param(JACOBI, True, marks=pytest.mark.slow),
+        pytest.param(JACOBI, False, marks=pytest.mark.slow),
+        pytest.param(CACHED, True, marks=pytest.mark.slow),
     ],
 )
 def test_each_agent_has_the_position_of_its_own_token(form, discrete):
@@ -103,27 +103,31 @@ def test_each_agent_has_the_position_of_its_own_token(form, discrete):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", [AT_ONCE, KERNEL, ROWS])
+@pytest.mark.parametrize("form", [JACOBI, FUSED, CACHED])
 def test_every_form_of_deciding_allows_heads_that_forget_all(form):
     assert_same_decisions(form, 5, discrete=True, memory=True, scaling=0.0)
 
 
 def assert_same_decisions(form, num_agents, *, discrete, **settings):
-    net, params, encoded, legal, clock, drawn, past = make(num_agents, discrete=discrete, **settings)
-    clocks = jnp.broadcast_to(clock, (BATCH, num_agents, clock.shape[-1]))
+    net, params, encoded, action_mask, time_encoding, drawn, past = make(
+        num_agents, discrete=discrete, **settings
+    )
+    clocks = jnp.broadcast_to(time_encoding, (BATCH, num_agents, time_encoding.shape[-1]))
 
     @jax.jit
     def both(params):
-        told, (raw, _, log_prob) = form(net, params, encoded, legal, clock, drawn, past)
+        told, (raw, _, log_prob) = form(net, params, encoded, action_mask, time_encoding, drawn, past)
         tokens = previous_tokens(net.spec, (raw if discrete else jnp.tanh(raw))[None])[0]
 
         def agent(memory, now):
-            encoded, legal, clock, token = now
-            distribution, memory = net.apply(params, encoded, legal, clock, token, memory, method=net.decode)
+            encoded, action_mask, time_encoding, token = now
+            distribution, memory = net.apply(
+                params, encoded, action_mask, time_encoding, token, memory, method=net.decode_agent
+            )
             return memory, distribution
 
-        in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, legal, clocks, tokens))
-        opened = net.apply(params, past, BATCH, method=net.open)
+        in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, action_mask, clocks, tokens))
+        opened = net.apply(params, past, BATCH, method=net.initial_decoder_state)
         memory, distribution = jax.lax.scan(agent, opened, in_turn)
         distribution = jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
         return (told, raw, log_prob), (memory, distribution, distribution.log_prob(raw))
@@ -139,20 +143,22 @@ def assert_same_decisions(form, num_agents, *, discrete, **settings):
         np.testing.assert_allclose(chosen, wish.max(-1), atol=1e-3)
         assert num_agents == 1 or len(np.unique(raw)) > 1
     else:
-        np.testing.assert_allclose(raw, distribution.sample_with(drawn), atol=1e-3)
+        np.testing.assert_allclose(raw, distribution.sample_from_noise(drawn), atol=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("discrete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
-    net, params, encoded, legal, clock, _, past = make(40, discrete=discrete, memory=True)
+    net, params, encoded, action_mask, time_encoding, _, past = make(40, discrete=discrete, memory=True)
     shape = (BATCH, 40) if discrete else (BATCH, 40, 2)
     action = jax.random.randint(KEY, shape, 0, 5) if discrete else jax.random.uniform(KEY, shape)
 
     @jax.jit
     def decode(tokens):
-        asked = net.apply(params, encoded, clock, past, method=net.ask)
-        return net.apply(params, encoded, legal, clock, tokens, past, asked, method=net.decode_all)
+        asked = net.apply(params, encoded, time_encoding, past, method=net.read_memory)
+        return net.apply(
+            params, encoded, action_mask, time_encoding, tokens, past, asked, method=net.decode_all_agents
+        )
 
     def parameters(action):
         distribution, _ = decode(previous_tokens(net.spec, action[None])[0])
@@ -167,9 +173,11 @@ def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
 
 @pytest.mark.slow
 def test_a_number_that_is_not_finite_ends_the_rounds():
-    net, params, encoded, legal, clock, drawn, past = make(5, discrete=False, memory=True)
+    net, params, encoded, action_mask, time_encoding, drawn, past = make(5, discrete=False, memory=True)
     encoded = encoded.at[0, 2].set(jnp.nan)
-    _, (raw, _, _) = autoregressive.decode_at_once(net, params, encoded, legal, clock, drawn, past)
+    _, (raw, _, _) = autoregressive.decode_jacobi(
+        net, params, encoded, action_mask, time_encoding, drawn, past
+    )
     assert np.isnan(raw[0, 2:]).all() and np.isfinite(raw[1:]).all()
 
 
@@ -179,47 +187,47 @@ def test_seeds_side_by_side_decide_as_each_alone():
     """Under vmap a kernel becomes another one, with an axis more."""
     net, params, *given = make(5, discrete=True, memory=True)
     both = jax.tree.map(lambda x: jnp.stack([x, 0.9 * x]), params)
-    decide = jax.jit(lambda params: KERNEL(net, params, *given))
-    together = jax.jit(jax.vmap(lambda params: KERNEL(net, params, *given)))(both)
+    decide = jax.jit(lambda params: FUSED(net, params, *given))
+    together = jax.jit(jax.vmap(lambda params: FUSED(net, params, *given)))(both)
     for k, alone in enumerate((params, jax.tree.map(lambda x: 0.9 * x, params))):
         for a, b in zip(jax.tree.leaves(decide(alone)), jax.tree.leaves(together), strict=True):
             np.testing.assert_allclose(a, b[k], atol=1e-5 * np.abs(a).max())
 
 
-def test_the_kernel_can_be_built_for_a_gpu(triton_modules):
+def test_fused_decoding_can_be_built_for_a_gpu(triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
-    net, params, encoded, legal, clock, drawn, past = make(5, discrete=True, memory=True)
+    net, params, encoded, action_mask, time_encoding, drawn, past = make(5, discrete=True, memory=True)
     memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
-    given = decoder_weights(net, params), encoded, clock[:, 0], legal, drawn, *memories
+    given = decoder_weights(net, params), encoded, time_encoding[:, 0], action_mask, drawn, *memories
     lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1
 
 
-def test_rows_can_be_built_for_a_gpu(monkeypatch, triton_modules):
+def test_cached_decoding_can_be_built_for_a_gpu(monkeypatch, triton_modules):
     """As above; seeds side by side make other kernels, with an axis more."""
     net, params, *given = make(5, discrete=False, memory=True)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     both = jax.tree.map(lambda x: jnp.stack([x, x]), params)
-    decide = jax.jit(jax.vmap(lambda params: ROWS(net, params, *given)))
+    decide = jax.jit(jax.vmap(lambda params: CACHED(net, params, *given)))
     lowered = decide.trace(both).lower(lowering_platforms=("cuda",))
-    assert "retention_row" in lowered.as_text()
-    assert sum("retention_row" in str(each.module) for each in triton_modules) == 4
+    assert "retention_next_agent" in lowered.as_text()
+    assert sum("retention_next_agent" in str(each.module) for each in triton_modules) == 4
 
 
 @pytest.mark.parametrize(
     ("decoding", "field", "value"),
     [
-        ("kernel", "num_heads", 4),
-        ("kernel", "embed_dim", 48),
-        ("kernel", "discrete", False),
-        ("rows", "num_heads", 4),
+        ("fused", "num_heads", 4),
+        ("fused", "embed_dim", 48),
+        ("fused", "discrete", False),
+        ("cached", "num_heads", 4),
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused(decoding, field, value):
     actions = {"num_actions": 5} if field != "discrete" else {"num_actions": 0, "action_size": 2}
     spec = EnvSpec(num_agents=2, view_size=6, time_limit=9, **actions)
     config = SableConfig(embed_dim=32, decoding=decoding)
-    with pytest.raises(SableError, match="decoding='scan' takes all"):
+    with pytest.raises(SableError, match="decoding='sequential' takes all"):
         sable_system.make(spec, replace(config, **{} if field == "discrete" else {field: value}))
 
 
@@ -233,19 +241,19 @@ def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
     spec = EnvSpec(num_agents=2, view_size=6, time_limit=9, num_actions=5)
     net = Sable(SableConfig(), spec)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert autoregressive.decoding(net) == "kernel"
-    assert autoregressive.decoding(Sable(SableConfig(positions="token"), spec)) == "parallel"
+    assert autoregressive.resolve_decoding(net) == "fused"
+    assert autoregressive.resolve_decoding(Sable(SableConfig(positions="token"), spec)) == "parallel"
     monkeypatch.setattr(jax, "devices", lambda: [Old()])
-    assert autoregressive.decoding(net) == "parallel"
-    assert not block_kernel.chosen(64) and not retention_kernel.chosen(64)
+    assert autoregressive.resolve_decoding(net) == "jacobi"
+    assert not block_kernel.use_kernel(64) and not retention_kernel.use_kernel(64)
     with pytest.raises(SableError, match=r"compute capability 8\.0"):
-        sable_system.make(spec, SableConfig(decoding="kernel"))
+        sable_system.make(spec, SableConfig(decoding="fused"))
 
 
 def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
     """All that a timestep of a few agents goes through: recalling, asking, writing, ends of blocks, heads."""
     net, params, *_, past = make(5, discrete=True, memory=True)
-    net = Sable(replace(net.config, decoding="parallel"), net.spec)
+    net = Sable(replace(net.config, decoding="jacobi"), net.spec)
 
     def acting():  # anew each time, since JAX keeps what it has traced of a function
         observation = _observation(net.spec, BATCH)
@@ -253,9 +261,16 @@ def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
 
     truth = jax.jit(acting())(params)
     for module in (retention_kernel, block_kernel):
-        monkeypatch.setattr(module, "chosen", module.supported)
+        monkeypatch.setattr(module, "use_kernel", module.supported)
     kernels = set(re.findall(r"\bname=(\w+)", str(jax.make_jaxpr(acting())(params))))
-    assert {"retention_team", "ask", "remember", "mend", "finish", "head"} <= kernels
+    assert {
+        "retention_all_agents",
+        "read_memory",
+        "write_memory",
+        "project_add_norm",
+        "project_add_norm_ffn",
+        "dense_gelu_norm",
+    } <= kernels
     found = jax.jit(acting())(params)
     np.testing.assert_array_equal(found.action, truth.action)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
@@ -265,16 +280,16 @@ def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
 def test_the_switch_switches(monkeypatch):
     net, params, *_ = make(5, discrete=True, memory=True)
     called = []
-    for name in ("decode_at_once", "decode_by_kernel", "decode_by_rows"):
+    for name in ("decode_jacobi", "decode_fused", "decode_cached"):
         real = getattr(autoregressive, name)
         monkeypatch.setattr(
             autoregressive, name, lambda *args, real=real, name=name: called.append(name) or real(*args)
         )
     wanted = {
-        "scan": [],
-        "parallel": ["decode_at_once"],
-        "kernel": ["decode_by_kernel"],
-        "rows": ["decode_by_rows"],
+        "sequential": [],
+        "jacobi": ["decode_jacobi"],
+        "fused": ["decode_fused"],
+        "cached": ["decode_cached"],
     }
     for decoding, expected in wanted.items():
         called.clear()
@@ -290,7 +305,7 @@ def test_the_switch_switches(monkeypatch):
 def _observation(spec, num_envs=2):
     return Observation(
         view=jax.random.normal(KEY, (num_envs, 5, spec.view_size)),
-        legal=jnp.ones((num_envs, 5, 5), bool),
-        time=jnp.zeros(num_envs, jnp.int32),
+        action_mask=jnp.ones((num_envs, 5, 5), bool),
+        step_count=jnp.zeros(num_envs, jnp.int32),
         state=(),
     )

@@ -66,7 +66,9 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     given = played.rollout.start_memory, played.learner.order, jax.random.key(0)
 
     def score(policy):
-        return jax.jit(policy.evaluate)(played.learner.params, policy.prepare(played.rollout.steps), *given)
+        return jax.jit(policy.evaluate_actions)(
+            played.learner.params, policy.prepare(played.rollout.steps), *given
+        )
 
     exact, rounded = score(played.policy), score(policy)
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
@@ -92,9 +94,9 @@ def test_bfloat16_is_as_near_by_the_kernels_as_by_the_layers(monkeypatch):
 
     def answers(policy, by_kernels):
         for kernel in (block, retention):
-            monkeypatch.setattr(kernel, "chosen", lambda width: by_kernels)
+            monkeypatch.setattr(kernel, "use_kernel", lambda width: by_kernels)
         steps = policy.prepare(played.rollout.steps)
-        return jax.tree.leaves(jax.jit(lambda *given: policy.evaluate(*given))(params, steps, *given))
+        return jax.tree.leaves(jax.jit(lambda *given: policy.evaluate_actions(*given))(params, steps, *given))
 
     truth = answers(exact, by_kernels=False)
     rounded = sable_system.make_policy(played.spec, replace(config, compute="bfloat16"))

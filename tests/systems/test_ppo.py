@@ -11,7 +11,7 @@ import pytest
 
 from sable.config.schema import PPOConfig
 from sable.systems import minibatches, ppo
-from sable.systems.base import configured, gradient_step
+from sable.systems.base import gradient_step, hyperparameters_from
 from sable.types import Decision, Observation, Rollout, TimeStep, Transition
 
 T, B, N = 5, 4, 3
@@ -24,7 +24,7 @@ def evaluate(params, steps, memory, order, key):
     """Return log-probabilities, values and entropies that both parameters and the views enter."""
     x = steps.observation.view[..., 0]
     log_prob = steps.extras.log_prob + params["shift"] * x
-    return ppo.Evaluation(log_prob=log_prob, value=params["scale"] * x, entropy=params["scale"] * x**2)
+    return ppo.ActionEvaluation(log_prob=log_prob, value=params["scale"] * x, entropy=params["scale"] * x**2)
 
 
 POLICY = ppo.Policy(
@@ -32,7 +32,7 @@ POLICY = ppo.Policy(
     initial_memory=lambda num_envs: (),
     act=lambda params, observation, memory, order, key: Decision(action=jnp.zeros(()), memory=(), extras=()),
     value=lambda params, observation, memory, order: params["scale"] * observation.view[..., 0],
-    evaluate=evaluate,
+    evaluate_actions=evaluate,
     learning_rate=1e-2,
     chunk=1,
 )
@@ -41,7 +41,7 @@ POLICY = ppo.Policy(
 def observe(rng, *lead):
     view = jnp.asarray(rng.normal(size=(*lead, N, 1)), jnp.float32)
     return Observation(
-        view=view, legal=jnp.ones((*lead, N, 2), bool), time=jnp.zeros(lead, jnp.int32), state=()
+        view=view, action_mask=jnp.ones((*lead, N, 2), bool), step_count=jnp.zeros(lead, jnp.int32), state=()
     )
 
 
@@ -49,7 +49,7 @@ def rollout(seed=0):
     """Return random experience with ends, time limits and openings of episodes anywhere."""
     rng = np.random.default_rng(seed)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
-    extras = ppo.Acted(raw=jnp.zeros((T, B, N)), log_prob=normal(T, B, N), value=normal(T, B, N))
+    extras = ppo.PolicyExtras(raw=jnp.zeros((T, B, N)), log_prob=normal(T, B, N), value=normal(T, B, N))
     steps = Transition(
         observation=observe(rng, T, B),
         action=jnp.zeros((T, B, N)),
@@ -57,17 +57,19 @@ def rollout(seed=0):
         discount=jnp.asarray(rng.random((T, B)) < 0.7, jnp.float32),
         first=jnp.asarray(rng.random((T, B)) < 0.3),
         extras=extras,
-        final=normal(T, B, N),
+        next_extras=normal(T, B, N),
     )
     last = observe(rng, B)
     nothing = jnp.zeros(B)
     first = jnp.asarray([True, False, True, False])
-    last = TimeStep(observation=last, final=last, reward=nothing, discount=nothing, first=first, stats={})
+    last = TimeStep(
+        observation=last, final_observation=last, reward=nothing, discount=nothing, first=first, stats={}
+    )
     return Rollout(steps=steps, start_memory=(), last=last, last_memory=())
 
 
 def learner(config=CONFIG):
-    hyper = configured(ppo.Hyper, config, learning_rate=POLICY.learning_rate)
+    hyper = hyperparameters_from(ppo.Hyperparameters, config, learning_rate=POLICY.learning_rate)
     return ppo.init(POLICY, config, jnp.arange(N), KEY, hyper)
 
 
@@ -117,7 +119,7 @@ def test_advantages_are_those_of_a_loop_over_time(through_limits):
             following = last_value[b, n] if t == T - 1 else steps.extras.value[t + 1, b, n]
             counts = not ends
             if through_limits:
-                following = steps.final[t, b, n] if ends else following
+                following = steps.next_extras[t, b, n] if ends else following
                 counts = steps.discount[t, b]
             delta = steps.reward[t, b, n] + 0.99 * counts * following - steps.extras.value[t, b, n]
             future = delta + 0.99 * 0.9 * (not ends) * future

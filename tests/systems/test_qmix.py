@@ -14,7 +14,7 @@ from sable.config.schema import QMIXConfig
 from sable.envs.suites.probes import PROBES
 from sable.nets.qmix import Mixer, agent_q
 from sable.systems import qmix
-from sable.training.rollout import collect, open_situation
+from sable.training.rollout import collect, init_rollout_state
 from sable.types import EnvSpec, Observation, PyTree, Rollout, Transition
 
 LENGTH = 4
@@ -76,8 +76,8 @@ def random_rollout(spec: EnvSpec, num_envs: int = 1, length: int = LENGTH, seed:
     legal[..., 0] |= ~legal.any(-1)
     observation = Observation(
         view=normal(*team, spec.view_size),
-        legal=jnp.asarray(legal),
-        time=jnp.zeros(lead, jnp.int32),
+        action_mask=jnp.asarray(legal),
+        step_count=jnp.zeros(lead, jnp.int32),
         state=normal(*lead, spec.state_size) if spec.state_size else (),
     )
     steps = Transition(
@@ -87,7 +87,7 @@ def random_rollout(spec: EnvSpec, num_envs: int = 1, length: int = LENGTH, seed:
         discount=jnp.ones(lead),
         first=jnp.zeros(lead, bool),
         extras=(),
-        final=(),
+        next_extras=(),
     )
     nothing: tp.Any = ()
     return Rollout(steps=steps, start_memory=(), last=nothing, last_memory=())
@@ -139,7 +139,7 @@ def test_the_loss_is_the_squared_error_of_double_q_targets_of_the_mean_reward_cu
 
     q, target_q, errors = along(learner.params), along(learner.target["agent"]), []
     for t in range(LENGTH - 1):
-        legal_q = np.where(steps.observation.legal[t + 1], q[t + 1], -np.inf)
+        legal_q = np.where(steps.observation.action_mask[t + 1], q[t + 1], -np.inf)
         next_q = np.array([target_q[t + 1][i, legal_q[i].argmax()] for i in range(2)])
         next_value = mix(learner.target["mixer"], next_q[None], state[t + 1][None])[0]
         target = steps.reward[t].mean() + (0.0 if steps.first[t + 1] else 0.99 * next_value)
@@ -257,12 +257,12 @@ def acted(epsilon: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         lambda x: jnp.repeat(x[0], num_envs, axis=0), random_rollout(built.spec, seed=3).steps.observation
     )
     legal = jnp.broadcast_to(jnp.array([[True, False, True], [True, True, True]]), (num_envs, 2, 3))
-    observation = replace(observation, legal=legal)
+    observation = replace(observation, action_mask=legal)
     hyper = replace(built.learner.hyper, epsilon_min=jnp.float32(epsilon), epsilon_decay=jnp.float32(1e9))
     learner = replace(built.learner, hyper=hyper, env_steps=jnp.int32(1))
     memory, key = built.system.initial_memory(num_envs), jax.random.key(4)
     explored = jax.jit(built.system.explore)(learner, observation, memory, key)
-    exploited = jax.jit(built.system.exploit)(learner.params, observation, memory, key)
+    exploited = jax.jit(built.system.act)(learner.params, observation, memory, key)
     assert equal(explored.memory, exploited.memory)
     return np.asarray(legal), np.asarray(explored.action), np.asarray(exploited.action)
 
@@ -302,8 +302,8 @@ def test_memory_while_acting_is_that_of_the_sequence_across_episodes():
     @jax.jit
     def play(key):
         learner = system.init(key, system.hyper)
-        situation = open_situation(env, system, key, 3)
-        _, rollout, _ = collect(env, system, learner, situation, key, length=7, pool_size=3)
+        rollout_state = init_rollout_state(env, system, key, 3)
+        _, rollout, _ = collect(env, system, learner, rollout_state, key, length=7, pool_size=3)
         return learner.params, rollout
 
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it

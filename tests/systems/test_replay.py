@@ -87,7 +87,7 @@ def test_learning_waits_until_it_is_ready_but_stores_from_the_start():
         replays.make_learn(
             replay,
             config,
-            keep=lambda rollout: rollout.steps,
+            to_items=lambda rollout: rollout.steps,
             update=update,
             ready=lambda learner: replay.size(learner.replay) >= 14,
         )

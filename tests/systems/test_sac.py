@@ -48,7 +48,7 @@ def built(name: str, spec: EnvSpec = SPEC, *, odd: bool = False) -> System:
     """The system, compiled."""
     system = MODULES[name][0].make(spec, configured(name, **ODD if odd else {}))
     return system._replace(
-        **{part: jax.jit(getattr(system, part)) for part in ("init", "explore", "exploit", "learn")}
+        **{part: jax.jit(getattr(system, part)) for part in ("init", "explore", "act", "learn")}
     )
 
 
@@ -62,8 +62,8 @@ def observed(spec: EnvSpec, key, shape) -> Observation:
     view_key, state_key = jax.random.split(key)
     return Observation(
         view=jax.random.normal(view_key, (*shape, spec.num_agents, spec.view_size)),
-        legal=jnp.ones((*shape, spec.num_agents, 1), bool),
-        time=jnp.zeros(shape, jnp.int32),
+        action_mask=jnp.ones((*shape, spec.num_agents, 1), bool),
+        step_count=jnp.zeros(shape, jnp.int32),
         state=jax.random.normal(state_key, (*shape, spec.state_size)) if spec.state_size else (),
     )
 
@@ -79,7 +79,7 @@ def transitions(spec: EnvSpec, key, shape) -> Transition:
         discount=jax.random.bernoulli(keys[3], 0.7, shape).astype(jnp.float32),
         first=jnp.zeros(shape, bool),
         extras=squashed,
-        final=replace(observed(spec, keys[4], shape), legal=(), time=()),
+        next_extras=replace(observed(spec, keys[4], shape), action_mask=(), step_count=()),
     )
 
 
@@ -88,7 +88,7 @@ def rollout(seed: int = 0, spec: EnvSpec = SPEC) -> Rollout:
     observation = observed(spec, KEY, (8,))
     last = TimeStep(
         observation=observation,
-        final=observation,
+        final_observation=observation,
         reward=steps.reward[-1],
         discount=steps.discount[-1],
         first=steps.first[-1],
@@ -148,7 +148,7 @@ def test_actions_of_the_warm_up_cover_the_bounds_and_later_ones_come_from_the_po
     np.testing.assert_allclose(np.std(action, (0, 1)), 8 / 12**0.5, atol=0.1)
 
     exploring = system.explore(learner, observation, (), KEY).action
-    exploiting = system.exploit(learner.params, observation, (), KEY).action
+    exploiting = system.act(learner.params, observation, (), KEY).action
     for action in (exploring, exploiting):
         assert (action >= -2).all() and (action <= 6).all()
         spread = np.std(action, (0, 1))
@@ -188,11 +188,11 @@ def test_time_limits_are_looked_through_and_true_ends_are_not(name, spec):
     learner = replace(learner, target=jax.tree.map(lambda x: x + 0.1, learner.target))
     batch = transitions(spec, jax.random.key(3), (6,))
     batch = replace(batch, reward=batch.reward.mean(-1), discount=jnp.array([1.0, 0.0, 1.0, 0.0, 1.0, 1.0]))
-    found = jax.jit(partial(sac.targets, policies, critic))(learner, batch, KEY)
+    found = jax.jit(partial(sac.td_targets, policies, critic))(learner, batch, KEY)
 
-    distribution = jax.jit(policies.act)(learner.params, batch.final.view)
+    distribution = jax.jit(policies.act)(learner.params, batch.next_extras.view)
     raw = distribution.sample(KEY)
-    seen = batch.final.state if spec.state_size else batch.final.view.reshape(6, -1)
+    seen = batch.next_extras.state if spec.state_size else batch.next_extras.view.reshape(6, -1)
     one, other = (jax.tree.map(lambda x, i=i: x[i], learner.target) for i in range(2))
     next_value = np.minimum(*(np.asarray(critic.apply(q, seen, jnp.tanh(raw))) for q in (one, other)))
     future = next_value - np.asarray(distribution.log_prob(raw)) @ np.asarray(temperature)
@@ -211,10 +211,10 @@ def test_the_reward_is_the_teams_and_what_followed_is_kept(name):
         (stored.action, steps.extras),
         (stored.discount, steps.discount),
         (stored.observation.view, steps.observation.view),
-        (stored.final.view, steps.final.view),
+        (stored.next_extras.view, steps.next_extras.view),
     ):
         np.testing.assert_allclose(np.swapaxes(kept, 0, 1)[:4], given, atol=1e-6)
-    final = built(name).final(learner, steps.observation, ())
+    final = built(name).next_extras(learner, steps.observation, ())
     assert final.view is steps.observation.view and len(jax.tree.leaves(final)) == 1
 
 
@@ -269,8 +269,8 @@ def test_masac_judges_actions_that_all_come_from_the_policy_now():
     params, view, temperature = policies.init(KEY), jax.random.normal(KEY, (16, 3, 4)), jnp.arange(1.0, 4.0)
     judge = lambda action: jnp.square(action).sum((-2, -1))  # noqa: E731
     optimiser = optax.sgd(0.1)
-    state = policies.open(optimiser, params)
-    improved = policies.improve(optimiser, params, state, view, judge, temperature, KEY)
+    state = policies.init_optimiser(optimiser, params)
+    improved = policies.update_policy(optimiser, params, state, view, judge, temperature, KEY)
 
     def loss(params):
         distribution = policies.act(params, view)
@@ -302,8 +302,8 @@ def improved_means(config: HASACConfig, keys: range) -> np.ndarray:
     @jax.jit
     def improve(key):
         judge = lambda action: action[:, 0, 0] * action[:, 1, 0]  # noqa: E731
-        state, view = policies.open(optimiser, params), jnp.ones((32, 2, 1))
-        improved = policies.improve(optimiser, params, state, view, judge, jnp.zeros(2), key)
+        state, view = policies.init_optimiser(optimiser, params), jnp.ones((32, 2, 1))
+        improved = policies.update_policy(optimiser, params, state, view, judge, jnp.zeros(2), key)
         return policies.act(improved.params, view).mean[0, :, 0]
 
     return np.stack([improve(jax.random.key(key)) for key in keys])

@@ -55,8 +55,8 @@ def updates(system, splits):
     alone = make_parts(system)
     program = programs.make_program(*alone)
     seeds = np.array(alone[2].seeds, np.uint32)
-    first = loop.Compiler(alone[2])(programs.one_by_one(program.start), seeds)(seeds)
-    unit = loop.Compiler(alone[2])(jax.vmap(program.unit, (0, None)), first.run, np.int32(1))
+    first = loop.Compiler(alone[2])(programs.map_seeds(program.start), seeds)(seeds)
+    unit = loop.Compiler(alone[2])(jax.vmap(program.run_updates, (0, None)), first.run, np.int32(1))
     expected = [unit(first.run, np.int32(n)) for n in (1, UPDATES)]
     return {split: _on(split, alone, first, expected) for split in splits}
 
@@ -67,9 +67,9 @@ def _on(split, parts, first, expected):
     run = replace(run, seeds=run.seeds[:num_seeds], devices=num_seeds * sharers)
     mesh = devices.make_mesh(run, config)
     state = jax.tree.map(lambda x: x[:num_seeds], first)
-    places = devices.places(mesh, state)
-    state = devices.place(state, places)
-    unit = devices.over_seeds(mesh, programs.make_program(env, system, run, config).unit, (0, None))
+    places = devices.state_shardings(mesh, state)
+    state = devices.put_state(state, places)
+    unit = devices.vmap_seeds(mesh, programs.make_program(env, system, run, config).run_updates, (0, None))
     unit = loop.Compiler(run, mesh)(unit, state.run, np.int32(1), out=places.run)
     found = [unit(state.run, np.int32(n)) for n in (1, UPDATES)]
     same = [jax.tree.map(lambda x: x[:num_seeds], run) for run in expected]
@@ -77,9 +77,13 @@ def _on(split, parts, first, expected):
         "split": list(mesh.devices.shape),
         "params": [deviation(a.learner.params, b.learner.params) for a, b in zip(found, same, strict=True)],
         "gradients": [deviation(momenta(a), momenta(b)) for a, b in zip(found, same, strict=True)],
-        "situation": [distance(a.situation, b.situation) for a, b in zip(found, same, strict=True)],
-        "metrics": [distance(a.tally, b.tally, floor=1.0) for a, b in zip(found, same, strict=True)],
-        "shares": {name: shares(getattr(found[1], name)) for name in ("situation", "learner", "halted")},
+        "rollout_state": [
+            distance(a.rollout_state, b.rollout_state) for a, b in zip(found, same, strict=True)
+        ],
+        "metrics": [
+            distance(a.metric_sums, b.metric_sums, floor=1.0) for a, b in zip(found, same, strict=True)
+        ],
+        "shares": {name: shares(getattr(found[1], name)) for name in ("rollout_state", "learner", "halted")},
         "collectives": collectives(unit.as_text()),
     }
 
@@ -131,7 +135,7 @@ def runs(directory):
     shutil.copytree(directory / "8 8", directory / "8 1 8")
     train(1, "8 1 8", stop_after=3)
     ends = {name: train(num, name) for name, num in {"1": 1, "8": 8, "8 8": 8, "8 1 8": 8}.items()}
-    begin = programs.one_by_one(programs.make_program(*parts[1]).start)
+    begin = programs.map_seeds(programs.make_program(*parts[1]).start)
     like = jax.eval_shape(begin, np.zeros(1, np.uint32))
     states = {name: checkpoint.restore(directory / name, like).state for name in ends}
     return {
@@ -155,10 +159,10 @@ def interrupting(stop_after):
             if steps == stop_after * 64:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    before = loop.Logger, loop.UNIT_SECONDS
-    loop.Logger, loop.UNIT_SECONDS = (Interrupting, 0.0) if stop_after else before
+    before = loop.Logger, loop.SECONDS_PER_CALL
+    loop.Logger, loop.SECONDS_PER_CALL = (Interrupting, 0.0) if stop_after else before
     yield
-    loop.Logger, loop.UNIT_SECONDS = before
+    loop.Logger, loop.SECONDS_PER_CALL = before
 
 
 def timeless(rows):

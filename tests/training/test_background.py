@@ -23,8 +23,8 @@ TINY += " --total-steps 128 --num-evaluations 8"
 def behind(monkeypatch):
     """Every state is large, and saved after every evaluation; units are of one update."""
     monkeypatch.setattr(loop, "SMALL_STATE", 0)
-    monkeypatch.setattr(loop, "SAVING_SHARE", float("inf"))
-    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "MAX_SAVING_SHARE", float("inf"))
+    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
 
 
 def test_what_fails_in_the_background_is_raised_once():

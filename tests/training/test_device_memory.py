@@ -86,7 +86,7 @@ ERRORS = {
 def test_an_allocation_that_fails_is_one_line(kind):
     with (
         pytest.raises(SableError, match=r"ran out of memory.* fewer --num-envs") as error,
-        memory.explained(),
+        memory.explain_out_of_memory(),
     ):
         ERRORS[kind]()
     assert "\n" not in str(error.value) and not isinstance(error.value, memory.DoesNotFit)

@@ -97,12 +97,14 @@ def test_a_process_knows_how_it_was_started(variables, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert processes.launched(RunConfig(devices=1)) == processes.Launch(), "its own devices, its own run"
+    assert processes.detect_processes(RunConfig(devices=1)) == processes.ProcessInfo(), (
+        "its own devices, its own run"
+    )
     if isinstance(expected, str):
         with pytest.raises(SableError, match=expected):
-            processes.launched(RunConfig(devices=0))
+            processes.detect_processes(RunConfig(devices=0))
     else:
-        assert processes.launched(RunConfig(devices=0)) == processes.Launch(*expected)
+        assert processes.detect_processes(RunConfig(devices=0)) == processes.ProcessInfo(*expected)
 
 
 def on_devices(*jobs):
@@ -127,11 +129,13 @@ def assert_shared(found, split, *, replay=False):
     # Measured after one update, all systems below and splits: gradients 1e-6, parameters 2e-8, metrics 5e-7.
     # Then roundings grow. (Of the seeds 0 to 7, which these tests had before, seed 5 has its gradient's norm
     # 1.4e-4 apart where its losses agree to 1e-6, and does so without any communication, too.)
-    now, later = zip(*(found[name] for name in ("gradients", "params", "situation", "metrics")), strict=True)
+    now, later = zip(
+        *(found[name] for name in ("gradients", "params", "rollout_state", "metrics")), strict=True
+    )
     assert max(now) < 5e-6
     assert max(later) < 5e-3 and found["params"][1] < 1e-5
     shares = found["shares"]
-    assert shares["situation"] == [1 / num_devices], "environments, time steps and memories: a part each"
+    assert shares["rollout_state"] == [1 / num_devices], "environments, time steps and memories: a part each"
     learnt = {1 / split[0]} | ({1 / num_devices} if replay else set())
     assert shares["learner"] == sorted(learnt), "what is learnt: whole for a seed; experience: a part each"
     assert shares["halted"] == [1.0]

@@ -17,10 +17,10 @@ import sable
 from sable import envs, systems
 from sable.cli.main import main
 from sable.config.schema import ActorCriticConfig, QMIXConfig, RunConfig, SableConfig
-from sable.envs.python.vector_env import HostedEnv
+from sable.envs.python.vector_env import PythonVectorEnv
 from sable.training import host_rollout as hosted
 from sable.training import loop
-from sable.training.update import make_program, one_by_one
+from sable.training.update import make_program, map_seeds
 
 pytest.importorskip("gymnasium")
 
@@ -50,12 +50,12 @@ def updated(name, env, num_updates):
     config = CONFIGS[name]
     system = systems.make(name, env.spec, config)
     compiled = loop.Compiler(run)
-    program = make_program(env.stand_in if isinstance(env, HostedEnv) else env, system, run, config)
-    state = one_by_one(program.start)(np.array(run.seeds, np.uint32))
-    if isinstance(env, HostedEnv):
-        unit = hosted.make_stages(env, system, program, run, config, compiled, state).unit
+    program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, run, config)
+    state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
+    if isinstance(env, PythonVectorEnv):
+        unit = hosted.make_stages(env, system, program, run, config, compiled, state).run_updates
     else:
-        unit = compiled(jax.vmap(program.unit, (0, None)), state.run, np.int32(1), donate=True)
+        unit = compiled(jax.vmap(program.run_updates, (0, None)), state.run, np.int32(1), donate=True)
     return unit(state.run, np.int32(num_updates))
 
 
@@ -70,15 +70,15 @@ def test_what_is_learnt_is_what_the_same_jax_environment_teaches(name):
         env.close()
     truth = updated(name, envs.make("probe/delayed"), 3)
     assert (np.asarray(ours.halted) == -1).all()
-    for part in ("learner", "tally"):
+    for part in ("learner", "metric_sums"):
         for one, other in zip(
             jax.tree.leaves(getattr(ours, part)), jax.tree.leaves(getattr(truth, part)), strict=True
         ):
             np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-6)
-    timesteps = ours.situation.timestep, truth.situation.timestep
+    timesteps = ours.rollout_state.timestep, truth.rollout_state.timestep
     for name in ("reward", "discount", "first"):
         assert (getattr(timesteps[0], name) == getattr(timesteps[1], name)).all()
-    assert (timesteps[0].final.view == timesteps[1].final.view).all()
+    assert (timesteps[0].final_observation.view == timesteps[1].final_observation.view).all()
 
 
 SMALL = "--num-envs 8 --rollout-length 8 --num-evaluations 2 --evaluation-episodes 8 --quiet"

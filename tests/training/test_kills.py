@@ -205,7 +205,7 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
 ):
     if behind:  # all is written in the background
         monkeypatch.setattr(loop, "SMALL_STATE", 0)
-        monkeypatch.setattr(loop, "SAVING_SHARE", float("inf"))
+        monkeypatch.setattr(loop, "MAX_SAVING_SHARE", float("inf"))
 
     class Filling(Logger):
         """Fills the disk at the third evaluation."""
@@ -255,11 +255,11 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
 def test_memory_that_a_device_does_not_have_is_one_line():
     with (
         pytest.raises(SableError, match=r"ran out of memory .* fewer --num-envs") as error,
-        memory.explained(),
+        memory.explain_out_of_memory(),
     ):
         jnp.zeros(1 << 46).block_until_ready()
     assert "\n" not in str(error.value)
-    with pytest.raises(ZeroDivisionError), memory.explained():
+    with pytest.raises(ZeroDivisionError), memory.explain_out_of_memory():
         _ = 1 / 0
 
 

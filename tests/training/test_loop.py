@@ -24,7 +24,7 @@ from sable.ops import trees as tree
 from sable.runs import directory as runs
 from sable.training import best, checkpoint, loop
 from sable.training import update as programs
-from sable.training.evaluate import play
+from sable.training.evaluate import evaluate_policy
 from sable.training.loggers.logger import Logger, read_rows
 
 RUN = RunConfig(
@@ -60,7 +60,7 @@ def whole(parts, tmp_path_factory):
 
 
 def saved(directory: Path, parts):
-    begin = programs.one_by_one(programs.make_program(*parts).start)
+    begin = programs.map_seeds(programs.make_program(*parts).start)
     return checkpoint.restore(directory, jax.eval_shape(begin, jnp.array(RUN.seeds, jnp.uint32))).state
 
 
@@ -89,7 +89,7 @@ def stop_and_resume(parts, directory, monkeypatch, stop_after):
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Logger", Interrupting)
-        patch.setattr(loop, "UNIT_SECONDS", 0.0)
+        patch.setattr(loop, "SECONDS_PER_CALL", 0.0)
         stopped = loop.train(*parts, directory, quiet=True)
     assert stopped.interrupted == signal.SIGTERM
     assert int(saved(directory, parts).run.num_updates[0]) == stop_after
@@ -153,11 +153,9 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     whole = loop.train(*parts, directories[0], quiet=True)
     assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 5), whole, parts)
     assert whole.summary["system"] == system and len(whole.summary["absolute_return"]) == 2
-    played = best.evaluate(*parts, whole.directory, episodes=8)
+    played = best.evaluate_best(*parts, whole.directory, episodes=8)
     assert len(played["return"]) == 2
-    start = jax.jit(programs.one_by_one(programs.make_program(*parts).start))(
-        jnp.array(RUN.seeds, jnp.uint32)
-    )
+    start = jax.jit(programs.map_seeds(programs.make_program(*parts).start))(jnp.array(RUN.seeds, jnp.uint32))
     learnt = saved(whole.directory, parts).run.learner.params
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), learnt, start.run.learner.params)
     assert all(jax.tree.leaves(moved)), moved
@@ -179,7 +177,7 @@ def test_a_deterministic_run_resumes_exactly_on_any_device(width, tmp_path, monk
 
 def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     """Also when the work is cut into other units."""
-    monkeypatch.setattr(loop, "UNIT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
     again = loop.train(*parts, tmp_path, quiet=True)
     assert_same_runs(again, whole, parts)
 
@@ -193,7 +191,7 @@ def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
     loop.train(*parts, tmp_path, quiet=True, hypers=hypers)
     learnt, expected = (saved(d, parts).run.learner for d in (tmp_path, whole.directory))
     np.testing.assert_array_equal(learnt.hyper.learning_rate, np.float32([0, 1e-3]))
-    begin = programs.one_by_one(programs.make_program(*parts).start)
+    begin = programs.map_seeds(programs.make_program(*parts).start)
     start = jax.jit(begin)(jnp.array(RUN.seeds, jnp.uint32), hypers).run.learner.params
     for a, b, c in zip(*map(jax.tree.leaves, (learnt.params, expected.params, start)), strict=True):
         np.testing.assert_array_equal(a[0], c[0])
@@ -209,10 +207,10 @@ def test_whoever_watches_sees_every_evaluation_and_may_end_the_run(whole, parts,
         seen.append((steps, returns))
         return steps == 64
 
-    assert loop.train(*parts, tmp_path, quiet=True, watch=watch).summary == {}
+    assert loop.train(*parts, tmp_path, quiet=True, on_evaluation=watch).summary == {}
     rows = read_rows(whole.directory / "metrics.jsonl")
     assert seen == [(s, [r["evaluation/return"] for r in rows if r["env_steps"] == s]) for s in (32, 64)]
-    loop.train(*parts, tmp_path, quiet=True, resume=True, watch=lambda *now: bool(seen.append(now)))
+    loop.train(*parts, tmp_path, quiet=True, resume=True, on_evaluation=lambda *now: bool(seen.append(now)))
     assert [steps for steps, _ in seen] == [32, 64, 64, 96, 128], "what was not saved is seen again"
 
 
@@ -238,18 +236,20 @@ def test_every_seed_and_evaluation_has_a_row(whole):
 @pytest.fixture(scope="module")
 def program(parts):
     program = programs.make_program(*parts)
-    state = jax.jit(programs.one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32))
+    state = jax.jit(programs.map_seeds(program.start))(jnp.array(RUN.seeds, jnp.uint32))
     return program, state
 
 
 def test_evaluation_measures_the_parameters_just_trained(program, parts):
     functions, state = program
-    trained = jax.jit(jax.vmap(functions.unit, (0, None)))(state.run, jnp.int32(3))
-    _, metrics = jax.jit(jax.vmap(functions.assess))(replace(state, run=trained))
+    trained = jax.jit(jax.vmap(functions.run_updates, (0, None)))(state.run, jnp.int32(3))
+    _, metrics = jax.jit(jax.vmap(functions.evaluate_and_keep_best))(replace(state, run=trained))
     env, system, *_ = parts
 
     def measure(run):
-        return play(env, system, run.learner.params, programs.evaluation_key(run), RUN.evaluation_episodes)
+        return evaluate_policy(
+            env, system, run.learner.params, programs.evaluation_key(run), RUN.evaluation_episodes
+        )
 
     expected = jax.jit(jax.vmap(measure))(trained)["return"].mean(axis=1)
     np.testing.assert_allclose(metrics["evaluation/return"], expected)
@@ -257,7 +257,7 @@ def test_evaluation_measures_the_parameters_just_trained(program, parts):
 
 def test_the_best_parameters_are_kept_the_later_of_equals_and_never_for_a_nan(program):
     functions, state = program
-    assess = jax.jit(jax.vmap(functions.assess))
+    assess = jax.jit(jax.vmap(functions.evaluate_and_keep_best))
     low, high = (replace(state.best, score=jnp.full(2, score)) for score in (-1e9, 1e9))
     after, metrics = assess(replace(state, best=low))
     np.testing.assert_array_equal(after.best.score, metrics["evaluation/return"])
@@ -279,12 +279,12 @@ TREACHEROUS = replace(
 @pytest.mark.slow
 def test_something_not_finite_halts_its_seed_alone_and_never_reaches_the_parameters(parts):
     program = programs.make_program(TREACHEROUS, *parts[1:])
-    run = jax.jit(programs.one_by_one(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run
-    unit = jax.jit(jax.vmap(program.unit, (0, None)), donate_argnums=0)
+    run = jax.jit(programs.map_seeds(program.start))(jnp.array(RUN.seeds, jnp.uint32)).run
+    unit = jax.jit(jax.vmap(program.run_updates, (0, None)), donate_argnums=0)
     frozen = {}
     for _ in range(40):
         run = unit(run, jnp.int32(1))
-        assert tree.all_finite((run.learner, run.situation.memory, run.tally))
+        assert tree.all_finite((run.learner, run.rollout_state.memory, run.metric_sums))
         for seed in np.flatnonzero(run.halted >= 0):
             mine = jax.tree.map(lambda x, seed=seed: x[seed].copy(), run)
             assert_same_bits(mine, frozen.setdefault(int(seed), mine))

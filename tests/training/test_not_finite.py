@@ -74,9 +74,9 @@ def treacherous(system: str):
 def test_what_an_environment_gives_that_is_not_finite_halts_its_seed_alone(system):
     made = parts(system, treacherous(system))
     program = programs.make_program(*made)
-    run = jax.jit(programs.one_by_one(program.start))(jnp.array(SEEDS, jnp.uint32)).run
-    unit = jax.jit(jax.vmap(program.unit, (0, None)))
-    causes, frozen = programs.causes(run), {}
+    run = jax.jit(programs.map_seeds(program.start))(jnp.array(SEEDS, jnp.uint32)).run
+    unit = jax.jit(jax.vmap(program.run_updates, (0, None)))
+    causes, frozen = programs.halt_causes(run), {}
     for _ in range(60):
         run = unit(run, jnp.int32(1))
         assert tree.all_finite(run), "of replay too"
@@ -133,10 +133,10 @@ def test_the_best_parameters_survive_a_metric_that_is_not_finite(system):
     for bad in BAD:
         env = replace(base, pay=lambda secret, time, actions, bad=bad: jnp.full(base.spec.num_agents, bad))
         program = programs.make_program(*parts(system, env))
-        state = jax.jit(programs.one_by_one(program.start))(jnp.array(SEEDS, jnp.uint32))
+        state = jax.jit(programs.map_seeds(program.start))(jnp.array(SEEDS, jnp.uint32))
         marked = jax.tree.map(lambda x: x + 1, state.best.params)
         good = replace(state, best=replace(state.best, params=marked, score=jnp.full(len(SEEDS), -3.0)))
-        after, metrics = jax.jit(jax.vmap(program.assess))(good)
+        after, metrics = jax.jit(jax.vmap(program.evaluate_and_keep_best))(good)
         assert not np.isfinite(metrics["evaluation/return"]).any()
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, after.best, good.best)))
 
@@ -146,7 +146,7 @@ class Stuck(type(PROBES["delayed"])):
 
     def _observe(self, state):
         seen = super()._observe(state)
-        return replace(seen, legal=seen.legal.at[1].set(seen.legal[1] & (state.time != 3)))
+        return replace(seen, action_mask=seen.action_mask.at[1].set(seen.action_mask[1] & (state.time != 3)))
 
 
 def test_a_mask_without_a_legal_action_ends_the_run_with_the_step_named(tmp_path):

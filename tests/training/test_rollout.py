@@ -15,7 +15,7 @@ from sable.config.schema import ActorCriticConfig, RunConfig
 from sable.envs.make import make
 from sable.envs.suites.probes import PROBES
 from sable.envs.tasks import list_tasks, parse
-from sable.training.rollout import collect, num_rounds, open_situation
+from sable.training.rollout import collect, init_rollout_state, resets_per_env
 from sable.training.update import make_program
 from tests.envs.test_wrappers import Walk
 
@@ -30,9 +30,9 @@ def opened(rounds=0, seed=0):
     env, key = Walk(), jax.random.key(0)
     system = systems.make("ippo", env.spec, ActorCriticConfig())
     learner = system.init(key, system.hyper)
-    situation = open_situation(env, system, key, NUM_ENVS)
+    rollout_state = init_rollout_state(env, system, key, NUM_ENVS)
     gather = jax.jit(partial(collect, env, system, length=LENGTH, pool_size=rounds * NUM_ENVS))
-    steps = gather(learner, situation, jax.random.key(seed))[1].steps
+    steps = gather(learner, rollout_state, jax.random.key(seed))[1].steps
     return np.asarray(steps.observation.view[:, :, 0, 0])[np.asarray(steps.first)]
 
 
@@ -75,11 +75,11 @@ def test_one_episode_in_twenty_at_most_repeats_a_start(task):
     config = ActorCriticConfig()
     system = systems.make("ippo", env.spec, config)
     learner = system.init(key, system.hyper)
-    situation = open_situation(env, system, key, num_envs)
+    rollout_state = init_rollout_state(env, system, key, num_envs)
     gather = jax.jit(partial(collect, env, system, length=length, pool_size=0))
-    situation, *_ = gather(learner, situation, key)
-    _, rollout, _ = gather(learner, situation, jax.random.key(1))
-    rounds = num_rounds(num_envs, length, 0, env.spec.time_limit)
+    rollout_state, *_ = gather(learner, rollout_state, key)
+    _, rollout, _ = gather(learner, rollout_state, jax.random.key(1))
+    rounds = resets_per_env(num_envs, length, 0, env.spec.time_limit)
     first = np.append(rollout.steps.first[1:], rollout.last.first[None], axis=0)
     assert share_of_repeats(first, rounds) <= 1 / 20
 
@@ -90,7 +90,7 @@ def test_trained_teams_repeat_no_more_of_their_starts():
     for path in RESULTS.rglob("metrics.jsonl.gz"):
         config = json.loads(path.with_name("config.json").read_text())
         task, length = parse(config["run"]["task"]), config["config"]["rollout_length"]
-        rounds = num_rounds(config["config"]["num_envs"], length, 0, task.time_limit)
+        rounds = resets_per_env(config["config"]["num_envs"], length, 0, task.time_limit)
         rows = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
         lasted = min(row["rollout/length"] for row in rows if row.get("rollout/length"))
         assert length / lasted <= rounds, (task.id, lasted)
@@ -105,7 +105,7 @@ def test_every_environment_and_seed_acts_by_its_own_noise():
     system = systems.make("ippo", env.spec, config)
     program = make_program(env, system, RunConfig(), config)
     one, other = (jax.jit(program.start)(seed).run for seed in (0, 1))
-    other = replace(other, learner=one.learner, situation=one.situation)
-    states = [jax.jit(program.update)(run).situation.env_state.env for run in (one, other)]
+    other = replace(other, learner=one.learner, rollout_state=one.rollout_state)
+    states = [jax.jit(program.update)(run).rollout_state.env_state.env for run in (one, other)]
     actions = np.concatenate([state.actions[:, :length].reshape(8, -1) for state in states])
     assert len(np.unique(actions, axis=0)) == 16

@@ -17,7 +17,7 @@ def lowered(num_agents: int, rollout_length: int):
     env = envs.make(f"null/{num_agents}ag")
     program = programs.make_program(env, systems.make("sable", env.spec, config), RunConfig(), config)
     state = jax.eval_shape(partial(jax.lax.map, program.start), jnp.zeros(1, jnp.uint32))
-    return jax.jit(jax.vmap(program.unit, (0, None))).lower(state.run, jnp.int32(1))
+    return jax.jit(jax.vmap(program.run_updates, (0, None))).lower(state.run, jnp.int32(1))
 
 
 @cache

@@ -76,7 +76,7 @@ def write_behind(diary: Path, seconds: float) -> None:
         time.sleep(seconds / 2)
         jot(diary, "written")
 
-    loop.SMALL_STATE, loop.SAVING_SHARE, loop.UNIT_SECONDS = 0, float("inf"), 0.0
+    loop.SMALL_STATE, loop.MAX_SAVING_SHARE, loop.SECONDS_PER_CALL = 0, float("inf"), 0.0
     checkpoint._write = write
 
 

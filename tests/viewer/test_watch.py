@@ -20,7 +20,7 @@ from sable.errors import SableError
 from sable.nets.embeddings import next_token, start_token
 from sable.nets.sable import Sable, initial_memory
 from sable.runs import open_run as running
-from sable.training.evaluate import play
+from sable.training.evaluate import evaluate_policy
 from sable.viewer import attribution, record, scene, show
 from sable.viewer import video as film
 from sable.viewer.explain import explain
@@ -83,7 +83,7 @@ def test_every_episode_is_the_evaluators(untrained, task):
     team, env = untrained(task)
     key = record.episode_key(team.run, 0, 3)
     recording = record.record(env, team.system, team.params, key, 8, team.run)
-    stats = play(env, team.system, team.params, key, 8)
+    stats = evaluate_policy(env, team.system, team.params, key, 8)
     for index in range(8):
         one = record.episode(recording, index)
         assert one.stats == {name: float(values[index]) for name, values in stats.items()}
@@ -156,13 +156,16 @@ def acted_outputs(team, recording, index) -> dict:
 
     for t in range(3):
         seen = recording.observation
-        view, legal = (jnp.asarray(x[t, index])[None] for x in (seen.view, seen.legal))
+        view, legal = (jnp.asarray(x[t, index])[None] for x in (seen.view, seen.action_mask))
         time = jnp.array([t])
         encoded, _, memory = caught(net.encode, view, time, ids, memory)
-        memory = net.apply(team.params, memory, 1, method=net.open)
-        clock, previous = net.apply(team.params, time, method=net.clock)[:, 0], start_token(team.spec)[None]
+        memory = net.apply(team.params, memory, 1, method=net.initial_decoder_state)
+        clock, previous = (
+            net.apply(team.params, time, method=net.encode_time)[:, 0],
+            start_token(team.spec)[None],
+        )
         for agent in range(2):
-            _, memory = caught(net.decode, encoded[:, agent], legal[:, agent], clock, previous, memory)
+            _, memory = caught(net.decode_agent, encoded[:, agent], legal[:, agent], clock, previous, memory)
             previous = next_token(team.spec, jnp.asarray(recording.action[t, index, agent])[None])
     return {key: np.concatenate(found).reshape(3, 2, 2, -1) for key, found in outputs.items()}
 
@@ -266,7 +269,7 @@ def test_a_page_of_a_team_without_memory_says_nothing_of_it(untrained, tmp_path)
     assert data["odds"] == "probability" and not data["inTurn"]
     assert all(one["memory"] is None and one["values"] for one in data["episodes"])
     key = record.episode_key(team.run, 0, 0)
-    legal = record.record(env, team.system, team.params, key, 2, team.run).observation.legal
+    legal = record.record(env, team.system, team.params, key, 2, team.run).observation.action_mask
     packed = data["episodes"][0]["odds"][1]
     odds = np.frombuffer(base64.b64decode(packed), np.uint8).reshape(1, 2, 3)
     np.testing.assert_array_equal(odds == 255, ~legal[:1, 0])
@@ -299,7 +302,7 @@ def test_every_system_can_be_watched(untrained, system, task, odds, tmp_path):
         low, middle, high = np.moveaxis(found.spread, -1, 0)
         assert (low < middle).all() and (middle < high).all() and middle.shape == recording.action.shape
     if odds == "q":
-        best = np.where(recording.observation.legal, found.q_value, -np.inf).argmax(-1)
+        best = np.where(recording.observation.action_mask, found.q_value, -np.inf).argmax(-1)
         length = recording.lengths[0]
         np.testing.assert_array_equal(best[:length], recording.action[:length])
     assert jax.tree.leaves(found.value) == [] or found.value.shape == recording.reward.shape

@@ -132,12 +132,12 @@ def _train(argv: Argv) -> int:
 def _report_training(result: "Result", quiet: bool, requeue: bool) -> int:
     """Say how training ended, where no other process does; the exit code."""
     from sable.runs.directory import how_to_resume
-    from sable.training.processes import leads
+    from sable.training.processes import is_main_process
 
     if result.interrupted is not None:
         hint = f"go on with: sable train {how_to_resume(result.directory)}"
-        return _interrupted(result.interrupted, hint, requeue, speaks=leads())
-    if leads() and not quiet:
+        return _interrupted(result.interrupted, hint, requeue, speaks=is_main_process())
+    if is_main_process() and not quiet:
         print(f"{printed.results(result.summary)}\n{result.directory}")
     return 0
 
@@ -280,7 +280,7 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool, requeue: bool) ->
     if cell.finished:
         print(f"{cell.directory} has finished already")
         return 0
-    result = sable.train(resume=benchmark.prepare(cell), quiet=quiet, requeue=requeue, trust=cell.is_own)
+    result = sable.train(resume=benchmark.prepare(cell), quiet=quiet, requeue=requeue, trust=cell.is_custom)
     return _report_training(result, quiet, requeue)
 
 

@@ -124,10 +124,10 @@ class SableConfig(PPOConfig):
     agent_order: tp.Literal["natural", "per_rollout", "per_epoch"] = "per_rollout"
     """In which order agents are processed: natural, always the same, or a random one, drawn anew per rollout
     (acting, learning) or per epoch (learning only, the paper's)."""
-    decoding: tp.Literal["auto", "scan", "rows", "parallel", "kernel"] = "auto"
-    """How a team decides: agent by agent, plainly (scan) or with a GPU kernel for each layer (rows); all at
-    once until no action changes; or by one GPU kernel. All sample the same; `auto` is what was measured
-    fastest for the team, the network and the machine."""
+    decoding: tp.Literal["auto", "sequential", "cached", "jacobi", "fused"] = "auto"
+    """How a team decides: agent by agent, plainly (sequential) or with a key/value cache and a GPU kernel for
+    each layer (cached); all at once until no action changes (jacobi); or by one GPU kernel (fused). All
+    sample the same; `auto` is what was measured fastest for the team, the network and the machine."""
     compute: tp.Literal["float32", "bfloat16"] = "float32"
     """What learning computes with. bfloat16 takes half the memory, and on a GPU less time, for some rounding;
     parameters, the optimiser and acting stay float32."""

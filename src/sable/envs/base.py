@@ -21,23 +21,23 @@ class Env(tp.Protocol):
     def spec(self) -> EnvSpec: ...
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
-        """A fresh episode: zero reward, discount 1, first true, observation.time 0."""
+        """Return a fresh episode: zero reward, discount 1, first true, observation.step_count 0."""
         ...
 
     def step(self, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
-        """What follows `action`: [N] int32, or [N, action_size] within the spec's bounds."""
+        """Return what follows `action`: [N] int32, or [N, action_size] within the spec's bounds."""
         ...
 
     def rekey(self, state: PyTree, key: Array) -> PyTree:
-        """The same situation with the randomness of `key` from here on."""
+        """Return the same situation with the randomness of `key` from here on."""
         ...
 
 
-def opening(observation: Observation, stats: Metrics) -> TimeStep:
-    """The time step `reset` returns with this observation."""
+def first_timestep(observation: Observation, stats: Metrics) -> TimeStep:
+    """Return the time step `reset` returns with this observation."""
     return TimeStep(
         observation=observation,
-        final=observation,
+        final_observation=observation,
         reward=jnp.zeros(observation.view.shape[:1], jnp.float32),
         discount=jnp.ones((), jnp.float32),
         first=jnp.ones((), bool),
@@ -45,17 +45,23 @@ def opening(observation: Observation, stats: Metrics) -> TimeStep:
     )
 
 
-def following(
-    observation: Observation, reward: ArrayLike, *, ended: ArrayLike, timed_out: ArrayLike, stats: Metrics
+def next_timestep(
+    observation: Observation,
+    reward: ArrayLike,
+    *,
+    terminated: ArrayLike,
+    truncated: ArrayLike,
+    stats: Metrics,
 ) -> TimeStep:
-    """The time step `step` returns; `reward` is the team's or one per agent; `ended` beats `timed_out`."""
-    ended, timed_out = jnp.asarray(ended), jnp.asarray(timed_out)
+    """Return the time step `step` returns; `reward` is the team's or one per agent; `terminated` beats
+    `truncated`."""
+    terminated, truncated = jnp.asarray(terminated), jnp.asarray(truncated)
     return TimeStep(
         observation=observation,
-        final=observation,
+        final_observation=observation,
         reward=jnp.broadcast_to(reward, observation.view.shape[:1]).astype(jnp.float32),
-        discount=1.0 - ended.astype(jnp.float32),
-        first=ended | timed_out,
+        discount=1.0 - terminated.astype(jnp.float32),
+        first=terminated | truncated,
         stats=_floats(stats),
     )
 

@@ -16,21 +16,21 @@ if tp.TYPE_CHECKING:
 PETTINGZOO = "pettingzoo"
 
 
-class Place(tp.NamedTuple):
+class EnvLocation(tp.NamedTuple):
     """Where an environment of the user's own is made."""
 
-    hosted: bool
+    is_python: bool
     """Whether it is a Python environment, stepped by the host in processes of its own."""
     module: str
     attribute: str
 
 
-def is_own(task: str) -> bool:
-    """Whether a task's name names a module of the user's own."""
+def is_custom(task: str) -> bool:
+    """Return whether a task's name names a module of the user's own."""
     return ":" in task
 
 
-def parse(task: str) -> Place:
+def parse(task: str) -> EnvLocation:
     """Return where the environment called `task` is made, by its name alone: nothing is looked up."""
     suite, _, rest = task.partition(":")
     module, _, attribute = rest.partition(":") if suite == PETTINGZOO else (suite, ":", rest)
@@ -40,25 +40,25 @@ def parse(task: str) -> Place:
             "PettingZoo's kind pettingzoo:module:factory, such as "
             "pettingzoo:mpe2.simple_spread_v3:parallel_env"
         )
-    return Place(suite == PETTINGZOO, module, attribute)
+    return EnvLocation(suite == PETTINGZOO, module, attribute)
 
 
-def locate(task: str, trust: Trust) -> Place:
-    """The same; refused where there is no such module, or `trust` does not cover it."""
-    place = parse(task)
-    if not trust.exists("env", task, place.module):
-        top = place.module.partition(".")[0]
+def locate(task: str, trust: Trust) -> EnvLocation:
+    """Return the same; refused where there is no such module, or `trust` does not cover it."""
+    location = parse(task)
+    if not trust.exists("env", task, location.module):
+        top = location.module.partition(".")[0]
         known = top in ("mpe2", "rware", "lbforaging", "gymnasium", "pettingzoo")
         extra = f"; {pip_install('pettingzoo')} installs it" if known else ""
         raise SableError(
-            f"task {task!r}: there is no module {place.module!r} in this folder or on Python's path{extra}"
+            f"task {task!r}: there is no module {location.module!r} in this folder or on Python's path{extra}"
         )
-    return place
+    return location
 
 
 def suite_and_name(task: str) -> tuple[str, str]:
-    """A task's suite and its name there, for folders, recipes and reports."""
-    if not is_own(task):
+    """Return a task's suite and its name there, for folders, recipes and reports."""
+    if not is_custom(task):
         suite, _, name = task.partition("/")
         return suite, name
     suite, _, rest = task.partition(":")
@@ -66,12 +66,13 @@ def suite_and_name(task: str) -> tuple[str, str]:
 
 
 def make(task: str, options: Mapping[str, tp.Any], trust: Trust) -> "Env":
-    """The environment called `task`, made with `options` as keyword arguments, if `trust` covers it."""
-    place, arguments = locate(task, trust), {name: value_of(given) for name, given in options.items()}
-    if place.hosted:
-        from sable.envs.python.vector_env import HostedEnv
+    """Return the environment called `task`, made with `options` as keyword arguments, if `trust` covers
+    it."""
+    location, arguments = locate(task, trust), {name: value_of(value) for name, value in options.items()}
+    if location.is_python:
+        from sable.envs.python.vector_env import PythonVectorEnv
 
-        return tp.cast("Env", HostedEnv(task, arguments, trust))
+        return tp.cast("Env", PythonVectorEnv(task, arguments, trust))
     env = find(task, trust)
     _require(env, ("reset", "step", "rekey"), task)  # before it is called
     if isinstance(env, type):
@@ -87,12 +88,14 @@ def make(task: str, options: Mapping[str, tp.Any], trust: Trust) -> "Env":
 
 def find(task: str, trust: Trust) -> tp.Any:
     """Return what the name of an environment stands for, not called yet."""
-    place = parse(task)
-    module = trust.import_module("env", task, place.module)
-    if not hasattr(module, place.attribute):
+    location = parse(task)
+    module = trust.import_module("env", task, location.module)
+    if not hasattr(module, location.attribute):
         names = ", ".join(name for name in vars(module) if not name.startswith("_"))
-        raise SableError(f"module {place.module!r} has no {place.attribute!r}; it has {names or 'nothing'}")
-    return getattr(module, place.attribute)
+        raise SableError(
+            f"module {location.module!r} has no {location.attribute!r}; it has {names or 'nothing'}"
+        )
+    return getattr(module, location.attribute)
 
 
 def _require(thing: tp.Any, parts: tp.Iterable[str], task: str) -> None:
@@ -105,11 +108,11 @@ def _require(thing: tp.Any, parts: tp.Iterable[str], task: str) -> None:
             )
 
 
-def value_of(given: tp.Any) -> tp.Any:
-    """An option's value: as JSON where its text is, else the text itself."""
-    if not isinstance(given, str):
-        return given
+def value_of(value: tp.Any) -> tp.Any:
+    """Return an option's value: as JSON where its text is, else the text itself."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except ValueError:
-        return given
+        return value

@@ -4,7 +4,7 @@ import importlib
 import importlib.metadata
 import typing as tp
 
-from sable.envs import custom as own
+from sable.envs import custom
 from sable.envs.tasks import Task, parse, with_options
 from sable.errors import SableError
 from sable.installation import pip_install
@@ -40,10 +40,10 @@ _RULES_OF |= {"mabrax": "jaxmarl brax"}
 
 
 def make(task: str, trust: Trust = NOTHING, /, **options: tp.Any) -> "Env":
-    """The environment of that task, with the task's options (see `Task.options`) changed as given; or one of
-    the user's own that `trust` covers, made with `options` as keyword arguments."""
-    if own.is_own(task):
-        return own.make(task, options, trust)
+    """Return the environment of that task, with the task's options (see `Task.options`) changed as given; or
+    one of the user's own that `trust` covers, made with `options` as keyword arguments."""
+    if custom.is_custom(task):
+        return custom.make(task, options, trust)
     known = with_options(parse(task), options)
     _require_rules(known)
     try:

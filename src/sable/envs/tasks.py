@@ -27,7 +27,7 @@ class Task:
     group: str
     """`paper`, `scaling` or `neom` for the tasks of the paper, `probe`, `null`, or `other`."""
     arguments: Mapping[str, tp.Any] = dataclasses.field(default_factory=dict, hash=False)
-    """What the suite's constructor is given."""
+    """Arguments of the suite's constructor."""
     options: Mapping[str, tuple] = dataclasses.field(default_factory=dict, hash=False)
     """The arguments a user may change, with the values they may take."""
 
@@ -330,7 +330,8 @@ SUITES = {
 
 
 def parse(task: str) -> Task:
-    """The task of that name: the paper's, a probe, or any other that follows its suite's convention."""
+    """Return the task of that name: the paper's, a probe, or any other that follows its suite's
+    convention."""
     if ":" in str(task):
         raise SableError(
             f"{task} is an environment of your own: it can be trained, evaluated, tuned and checked by that "
@@ -368,9 +369,9 @@ def parse(task: str) -> Task:
 
 
 def with_options(task: Task, options: Mapping[str, tp.Any]) -> Task:
-    """The task with some of its arguments changed; values may come as text, from the command line."""
+    """Return the task with some of its arguments changed; values may come as text, from the command line."""
     arguments = dict(task.arguments)
-    for name, given in options.items():
+    for name, option in options.items():
         if name not in task.options:
             can = "; ".join(f"{option}={_values(values)}" for option, values in task.options.items())
             has = f"its options are {can}" if can else f"tasks of {task.suite} have no options"
@@ -379,13 +380,13 @@ def with_options(task: Task, options: Mapping[str, tp.Any]) -> Task:
             )
         values = task.options[name]
         if values == _ANY_COUNT:
-            value = int(given) if re.fullmatch("[0-9]{1,9}", str(given)) else _MOST + 1
+            value = int(option) if re.fullmatch("[0-9]{1,9}", str(option)) else _MOST + 1
             value = value if value <= _MOST else None
         else:
-            value = given if given in values else None
+            value = option if option in values else None
         if value is None:
             raise SableError(
-                f"option {name}={given!r} of task {task.id!r} is not possible; it takes {_values(values)}"
+                f"option {name}={option!r} of task {task.id!r} is not possible; it takes {_values(values)}"
             )
         arguments[name] = value
     if task.suite == "neom":
@@ -398,7 +399,7 @@ def _values(values: tuple) -> str:
 
 
 def list_tasks(suite: str | None = None) -> list[Task]:
-    """The paper's tasks, then probes and examples of null; of one suite only if it is named."""
+    """Return the paper's tasks, then probes and examples of null; of one suite only if it is named."""
     if suite is not None and suite not in SUITES:
         raise SableError(
             f"unknown suite {suite!r}{suggest(suite, SUITES) or ';'} suites: {', '.join(SUITES)}"

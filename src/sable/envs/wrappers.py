@@ -25,51 +25,53 @@ class BatchState:
     lengths: Array  # [B] int32, steps of the current episode so far
 
 
-def starts(env: Env, key: Array, num: int) -> tuple[PyTree, TimeStep]:
-    """That many fresh episodes."""
-    return _settled(jax.vmap(env.reset)(jax.random.split(key, num)))
+def vmap_reset(env: Env, key: Array, num: int) -> tuple[PyTree, TimeStep]:
+    """Return that many fresh episodes."""
+    return _strip_weak_types(jax.vmap(env.reset)(jax.random.split(key, num)))
 
 
-def next_starts(pool: tuple[PyTree, TimeStep], taken: Array) -> tuple[PyTree, TimeStep]:
-    """Return the start that waits for each environment [B], of `pool` [B, rounds], when it has `taken` so
+def take_resets(pool: tuple[PyTree, TimeStep], num_taken: Array) -> tuple[PyTree, TimeStep]:
+    """Return the start that waits for each environment [B], of `pool` [B, rounds], when it has `num_taken` so
     many; after its last comes its first again."""
-    return jax.vmap(lambda own, num: jax.tree.map(lambda leaf: leaf[num % leaf.shape[0]], own))(pool, taken)
+    return jax.vmap(lambda own, num: jax.tree.map(lambda leaf: leaf[num % leaf.shape[0]], own))(
+        pool, num_taken
+    )
 
 
 def reset(env: Env, key: Array, num_envs: int) -> tuple[BatchState, TimeStep]:
-    """A batch of fresh episodes; its time step's stats have `return` and `length` too, at zero."""
-    env_state, timestep = starts(env, key, num_envs)
+    """Return a batch of fresh episodes; its time step's stats have `return` and `length` too, at zero."""
+    env_state, timestep = vmap_reset(env, key, num_envs)
     state = BatchState(env=env_state, returns=jnp.zeros(num_envs), lengths=jnp.zeros(num_envs, jnp.int32))
     return state, _with_stats(timestep, state)
 
 
 def step(
-    env: Env, waiting: tuple[PyTree, TimeStep] | None, state: BatchState, action: Array, key: Array
+    env: Env, next_reset: tuple[PyTree, TimeStep] | None, state: BatchState, action: Array, key: Array
 ) -> tuple[BatchState, TimeStep]:
-    """The batch after `action` ([B, N, ...]), where episodes that ended have started anew: each environment
-    from the start that is `waiting` for it ([B]).
+    """Return the batch after `action` ([B, N, ...]), where episodes that ended have started anew: each
+    environment from the start that is `next_reset` for it ([B]).
 
-    At an end (`first`), `observation` opens the new episode and `final` is the last of the old one; reward,
-    discount and stats are the old one's, `return` and `length` over its whole. A start may be taken again
-    soon after, so it is given randomness of its own, from `key`. Where none is waiting nothing restarts:
-    `observation` stays at the true last, and steps beyond it mean nothing.
+    At an end (`first`), `observation` opens the new episode and `final_observation` is the last of the old
+    one; reward, discount and stats are the old one's, `return` and `length` over its whole. A start may be
+    taken again soon after, so it is given randomness of its own, from `key`. Where none is waiting nothing
+    restarts: `observation` stays at the true last, and steps beyond it mean nothing.
     """
-    env_state, timestep = _settled(jax.vmap(env.step)(state.env, action))
+    env_state, timestep = _strip_weak_types(jax.vmap(env.step)(state.env, action))
     state = BatchState(
         env=env_state, returns=state.returns + timestep.reward.mean(-1), lengths=state.lengths + 1
     )
     timestep = _with_stats(timestep, state)
-    if waiting is None:
+    if next_reset is None:
         return state, timestep
 
-    ended = timestep.first
-    fresh_state = jax.vmap(env.rekey)(waiting[0], jax.random.split(key, ended.shape[0]))
+    done = timestep.first
+    fresh_state = jax.vmap(env.rekey)(next_reset[0], jax.random.split(key, done.shape[0]))
     state = BatchState(
-        env=_select(ended, fresh_state, state.env),
-        returns=jnp.where(ended, 0.0, state.returns),
-        lengths=jnp.where(ended, 0, state.lengths),
+        env=_select(done, fresh_state, state.env),
+        returns=jnp.where(done, 0.0, state.returns),
+        lengths=jnp.where(done, 0, state.lengths),
     )
-    observation = _select(ended, waiting[1].observation, timestep.observation)
+    observation = _select(done, next_reset[1].observation, timestep.observation)
     return state, dataclasses.replace(timestep, observation=observation)
 
 
@@ -78,8 +80,9 @@ def _with_stats(timestep: TimeStep, state: BatchState) -> TimeStep:
     return dataclasses.replace(timestep, stats=timestep.stats | episode)
 
 
-def _settled(tree: PyTree) -> PyTree:
-    """The same without weak types: a state weakly typed only at first would compile every program twice."""
+def _strip_weak_types(tree: PyTree) -> PyTree:
+    """Return the same without weak types: a state weakly typed only at first would compile every program
+    twice."""
 
     def leaf(x: Array) -> Array:
         return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(x, x.dtype)
@@ -88,7 +91,7 @@ def _settled(tree: PyTree) -> PyTree:
 
 
 def _select(chosen: Array, one: PyTree, other: PyTree) -> PyTree:
-    """`one` in the environments where `chosen` ([B]), else `other`."""
+    """Return `one` in the environments where `chosen` ([B]), else `other`."""
 
     def leaf(one: Array, other: Array) -> Array:
         return jnp.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), one, other)

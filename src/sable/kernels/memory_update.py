@@ -1,11 +1,11 @@
-"""Memories asked, written, and forgotten, as GPU kernels (Pallas, Triton).
+"""Memories read, written, and reset, as GPU kernels (Pallas, Triton).
 
 XLA slices every agent's key and value out, a kernel for each, turns queries round, and reads and writes all
 memories once more where a few episodes opened. Here a program takes one environment and one head: it asks for
 its agents, or adds what they tell, where the matrix product left it; and where no episode opened it does
 nothing.
 
-The layers of `nets.retention`, `ops.retention.told` and `ops.trees.reset` are the truth.
+The layers of `nets.retention`, `ops.retention.add_key_values` and `ops.trees.reset_memory` are the truth.
 """
 
 import jax
@@ -18,72 +18,74 @@ from jaxtyping import PyTree
 from sable.kernels import retention
 from sable.ops import sharding
 from sable.ops import trees as tree
-from sable.ops.retention import FEW
+from sable.ops.retention import MAX_UNROLLED_AGENTS
 
 
-def chosen(head: int, num_agents: int) -> bool:
-    """Whether memories of such heads are asked and written by the kernels: on a GPU, if both can."""
-    return retention.chosen(head) and num_agents <= FEW
+def use_kernel(head_dim: int, num_agents: int) -> bool:
+    """Return whether memories of such heads are read and written by the kernels: on a GPU, if both can."""
+    return retention.use_kernel(head_dim) and num_agents <= MAX_UNROLLED_AGENTS
 
 
-def ask(memory: Array, query: Array, kappa: Array) -> Array:
-    """What the memory [B, H, d, d] that the last timestep left says to a timestep's queries [B, N, E]."""
+def read_memory(memory: Array, query: Array, kappa: Array) -> Array:
+    """Return what a timestep's queries [B, N, E] read from the memory [B, H, d, d] that the last timestep
+    left."""
 
-    def kernel(memory, query, kappa, found):
-        number = pl.program_id(1)
+    def kernel(memory, query, kappa, readout):
+        head_index = pl.program_id(1)
         rows = _Agents(query, memory.shape[0])
-        rows.store(found, retention.dot(rows.load(query), memory[...]) * kappa[number])
+        rows.store(readout, retention.dot(rows.load(query), memory[...]) * kappa[head_index])
 
-    def here(kappa, memory, query):
-        return _call(kernel, "ask", (memory, query, kappa), [query])[0]
+    def per_device(kappa, memory, query):
+        return _call(kernel, "read_memory", (memory, query, kappa), [query])[0]
 
-    return sharding.apart(here, kappa, memory, query)
-
-
-def remember(memory: Array, told: Array, kappa: Array, columns: tuple[int, int]) -> Array:
-    """The memory [B, H, d, d] that a timestep leaves, from that of the timestep before and what its agents
-    told [B, N, _], where keys and values begin at `columns`."""
-
-    def kernel(memory, told, kappa, after):
-        rows = _Agents(told, memory.shape[0])
-        key, value = (rows.load(told, at) for at in columns)
-        after[...] = memory[...] * kappa[pl.program_id(1)] + retention.dot(key.T, value)
-
-    def here(kappa, memory, told):
-        return _call(kernel, "remember", (memory, told, kappa), [memory], {0: 0})[0]
-
-    return sharding.apart(here, kappa, memory, told)
+    return sharding.shard_map_envs(per_device, kappa, memory, query)
 
 
-def forget(memory: PyTree, first: Array) -> PyTree:
-    """`tree.reset`, by the kernel where it can: nothing where `first`, else `memory`."""
+def write_memory(memory: Array, projections: Array, kappa: Array, columns: tuple[int, int]) -> Array:
+    """Return the memory [B, H, d, d] that a timestep leaves, from that of the timestep before and its agents'
+    projections [B, N, _], where keys and values begin at `columns`."""
+
+    def kernel(memory, projections, kappa, new_memory):
+        rows = _Agents(projections, memory.shape[0])
+        key, value = (rows.load(projections, at) for at in columns)
+        new_memory[...] = memory[...] * kappa[pl.program_id(1)] + retention.dot(key.T, value)
+
+    def per_device(kappa, memory, projections):
+        return _call(kernel, "write_memory", (memory, projections, kappa), [memory], {0: 0})[0]
+
+    return sharding.shard_map_envs(per_device, kappa, memory, projections)
+
+
+def reset_memory(memory: PyTree, first: Array) -> PyTree:
+    """Return `tree.reset_memory`, by the kernel where it can: nothing where `first`, else `memory`."""
     leaves, structure = jax.tree.flatten(memory)
-    if not leaves or not all(x.ndim == 4 and retention.chosen(x.shape[-1]) for x in leaves):
-        return tree.reset(memory, first)
+    if not leaves or not all(x.ndim == 4 and retention.use_kernel(x.shape[-1]) for x in leaves):
+        return tree.reset_memory(memory, first)
 
     def kernel(first, *refs):
         @pl.when(first[pl.program_id(0)])
         def _():
-            for after in refs[len(leaves) :]:
-                after[...] = jnp.zeros(after.shape, after.dtype)
+            for new_memory in refs[len(leaves) :]:
+                new_memory[...] = jnp.zeros(new_memory.shape, new_memory.dtype)
 
-    def here(_, first, leaves):
+    def per_device(_, first, leaves):
         aliases = {k + 1: k for k in range(len(leaves))}
-        return _call(kernel, "forget", (first, *leaves), leaves, aliases)
+        return _call(kernel, "reset_memory", (first, *leaves), leaves, aliases)
 
-    return structure.unflatten(sharding.apart(here, (), first, leaves))
+    return structure.unflatten(sharding.shard_map_envs(per_device, (), first, leaves))
 
 
 class _Agents:
-    """The agents' channels of a program's head, [FEW, d]: past the last agent there are zeros."""
+    """The agents' channels of a program's head, [MAX_UNROLLED_AGENTS, d]: past the last agent there are
+    zeros."""
 
-    def __init__(self, ref, head):
-        self.start, self.head, self.zero = pl.program_id(1) * head, head, retention.traced_zero()
-        there = jax.lax.iota(jnp.int32, FEW) < ref.shape[0]
-        self.mask = jnp.broadcast_to(there[:, None], (FEW, head))
+    def __init__(self, ref, head_dim):
+        self.start, self.head_dim, self.zero = pl.program_id(1) * head_dim, head_dim, retention.traced_zero()
+        valid = jax.lax.iota(jnp.int32, MAX_UNROLLED_AGENTS) < ref.shape[0]
+        self.mask = jnp.broadcast_to(valid[:, None], (MAX_UNROLLED_AGENTS, head_dim))
 
     def _at(self, ref, column):
-        return ref.at[pl.ds(self.zero, FEW), pl.ds(column + self.start, self.head)]
+        return ref.at[pl.ds(self.zero, MAX_UNROLLED_AGENTS), pl.ds(column + self.start, self.head_dim)]
 
     def load(self, ref, column=0):
         return triton.load(self._at(ref, column), mask=self.mask, other=0.0)
@@ -92,21 +94,21 @@ class _Agents:
         triton.store(self._at(ref, 0), value, mask=self.mask)
 
 
-def _call(kernel, name, given, like, aliases=None):
-    """A program for every environment and head. With `aliases`, what is written takes the place of what was
-    there."""
+def _call(kernel, name, inputs, outputs, aliases=None):
+    """Run a program for every environment and head. With `aliases`, what is written takes the place of what
+    was there."""
     interpret = jax.default_backend() != "gpu"
-    *grid, head, _ = next(x.shape for x in given if x.ndim == 4)
+    *grid, head_dim, _ = next(x.shape for x in inputs if x.ndim == 4)
     return pl.pallas_call(
         kernel,
         grid=tuple(grid),
-        in_specs=[*map(retention.block_spec, given)],
-        out_specs=[*map(retention.block_spec, like)],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
+        in_specs=[*map(retention.block_spec, inputs)],
+        out_specs=[*map(retention.block_spec, outputs)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs],
         input_output_aliases=aliases or {},
         interpret=interpret,
         compiler_params=None
         if interpret
-        else triton.CompilerParams(num_warps=min(8, max(1, head**2 // 1024))),
+        else triton.CompilerParams(num_warps=min(8, max(1, head_dim**2 // 1024))),
         name=name,
-    )(*given)
+    )(*inputs)

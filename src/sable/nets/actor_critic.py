@@ -6,16 +6,16 @@ from jaxtyping import Array, Bool, Float
 
 from sable.config.schema import ActorCriticConfig
 from sable.nets.gru import GRU
-from sable.nets.layers import ActionDistribution, AgentEmbedding, dense, num_identities
+from sable.nets.layers import ActionDistribution, AgentEmbedding, dense, num_agent_embeddings
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, Observation
 
 Carry = Array | tuple
-"""What a GRU remembers, [B, N, R] or [B, R]; () where nothing is to be remembered."""
+"""The carry of a GRU, [B, N, R] or [B, R]; () where nothing is to be remembered."""
 
 
 def global_state(observation: Observation) -> Float[Array, "*b S"]:
-    """What is known of the whole team: the suite's own state where it offers one, else all views in a row."""
+    """Return the global state: the suite's own where it offers one, else all views in a row."""
     if isinstance(observation.state, tuple):
         return observation.view.reshape(*observation.view.shape[:-2], -1)
     return observation.state
@@ -45,7 +45,7 @@ class Network(nn.Module):
     def __call__(
         self, x: Float[Array, "T *b F"], carry: Carry, first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T *b out"], Carry]:
-        """(the head's output at every step, what is remembered after the last)."""
+        """Return (the head's output at every step, the carry after the last)."""
         # Layers are given matrices: on a CPU, XLA takes twice as long for the gradients of anything higher.
         shape = x.shape[:-1]
         x = self.first(x.reshape(-1, x.shape[-1]))
@@ -59,7 +59,7 @@ class Network(nn.Module):
 
 
 class Actor(nn.Module):
-    """What each agent does, from what it alone sees; all agents share the parameters."""
+    """The policy of each agent, of its own view alone; all agents share the parameters."""
 
     config: ActorCriticConfig
     spec: EnvSpec
@@ -69,7 +69,7 @@ class Actor(nn.Module):
             layers=self.config.policy_layers,
             num_outputs=self.spec.num_actions or self.spec.action_size,
             head_gain=0.01,
-            num_agents=num_identities(self.config, self.spec),
+            num_agents=num_agent_embeddings(self.config, self.spec),
             recurrent_size=recurrent_size(self.config),
         )
         self.distribution = ActionDistribution(self.spec)
@@ -77,13 +77,13 @@ class Actor(nn.Module):
     def __call__(
         self, observation: Observation, carry: Carry, first: Bool[Array, "T B"]
     ) -> tuple[Distribution, Carry]:
-        """Each agent's distribution over a sequence, and what is remembered after it."""
+        """Return each agent's distribution over a sequence, and the carry after it."""
         out, carry = self.network(observation.view, carry, first)
-        return self.distribution(out, observation.legal), carry
+        return self.distribution(out, observation.action_mask), carry
 
 
 class Critic(nn.Module):
-    """What each agent may expect, from what it alone sees; or what all may, from the global state."""
+    """The value of each agent, of its own view alone; or of all agents, of the global state."""
 
     config: ActorCriticConfig
     spec: EnvSpec
@@ -94,14 +94,14 @@ class Critic(nn.Module):
             layers=self.config.critic_layers,
             num_outputs=1,
             head_gain=1.0,
-            num_agents=0 if self.centralised else num_identities(self.config, self.spec),
+            num_agents=0 if self.centralised else num_agent_embeddings(self.config, self.spec),
             recurrent_size=recurrent_size(self.config),
         )
 
     def __call__(
         self, observation: Observation, carry: Carry, first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B N"], Carry]:
-        """Each agent's value over a sequence, and what is remembered after it."""
+        """Return each agent's value over a sequence, and the carry after it."""
         if not self.centralised:
             value, carry = self.network(observation.view, carry, first)
             return value[..., 0], carry
@@ -110,5 +110,5 @@ class Critic(nn.Module):
 
 
 def recurrent_size(config: ActorCriticConfig) -> int:
-    """Width of the GRUs, 0 where nothing is to be remembered."""
+    """Return the width of the GRUs, 0 where nothing is to be remembered."""
     return config.recurrent_size if config.memory else 0

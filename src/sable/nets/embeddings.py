@@ -9,33 +9,33 @@ from jaxtyping import Array, Bool, Float, Int
 from sable.nets.layers import (
     ActionDistribution,
     AgentEmbedding,
+    DenseAfterNorm,
     Head,
     LayerNorm,
-    Projection,
     RMSNorm,
     dense,
-    pick,
+    embedding_lookup,
 )
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec
 
 CONSTANTS = (1.0, -1.0)
-FEATURES = 8
+FEATURE_MULTIPLE = 8
 
 
-def look(
+def normalise_view(
     view: Float[Array, "*b F"], norm: type[RMSNorm | LayerNorm], dtype: tp.Any = jnp.float32
 ) -> Float[Array, "*b G"]:
-    """norm([view, 1, -1]), not yet scaled: what `ViewEmbedding` takes. Nothing in it is learned, so learning
-    does it once, and not for every minibatch.
+    """Return norm([view, 1, -1]), not yet scaled: what `ViewEmbedding` takes. Nothing in it is learned, so
+    learning does it once, and not for every minibatch.
 
     The two constants keep the norm from hiding how large a view's numbers are: near a goal all distances
     shrink alike. In the reference, the one-hot ids that are normalised with the views do that. Zeros make
     the features a multiple of eight, of which GPUs make products faster.
     """
     constants = jnp.broadcast_to(jnp.array(CONSTANTS), (*view.shape[:-1], len(CONSTANTS)))
-    normal = norm.normal(jnp.concatenate([view, constants], axis=-1)).astype(dtype)
-    return jnp.pad(normal, [(0, 0)] * (view.ndim - 1) + [(0, -normal.shape[-1] % FEATURES)])
+    normalised = norm.normalise(jnp.concatenate([view, constants], axis=-1)).astype(dtype)
+    return jnp.pad(normalised, [(0, 0)] * (view.ndim - 1) + [(0, -normalised.shape[-1] % FEATURE_MULTIPLE)])
 
 
 class ViewEmbedding(nn.Module):
@@ -49,13 +49,15 @@ class ViewEmbedding(nn.Module):
     bias: bool = False
 
     def setup(self):
-        self.projection = Projection(self.width, self.bias)
+        self.projection = DenseAfterNorm(self.width, self.bias)
         if self.num_agents:
             self.agent = AgentEmbedding(self.num_agents)
 
-    def __call__(self, seen: Float[Array, "*b N G"], ids: Int[Array, " N"]) -> Float[Array, "*b N E"]:
-        """The embeddings of views that were looked at, agents in the order of `ids`."""
-        x = self.projection(seen, *self.norm.weights(self.view_size + len(CONSTANTS)))
+    def __call__(
+        self, normalised_view: Float[Array, "*b N G"], ids: Int[Array, " N"]
+    ) -> Float[Array, "*b N E"]:
+        """Return the embeddings of normalised views, agents in the order of `ids`."""
+        x = self.projection(normalised_view, *self.norm.weights(self.view_size + len(CONSTANTS)))
         return nn.gelu(self.agent(x, ids) if self.num_agents else x)
 
 
@@ -75,7 +77,7 @@ class ActionEmbedding(nn.Module):
     def __call__(self, token: Array, dtype: tp.Any = jnp.float32) -> Float[Array, "*b E"]:
         tokens = jnp.eye(self.spec.num_actions + 1) if self.spec.discrete else token
         rows = self.norm(nn.gelu(self.projection(tokens.astype(dtype))))
-        return pick(rows, token) if self.spec.discrete else rows
+        return embedding_lookup(rows, token) if self.spec.discrete else rows
 
 
 class PolicyHead(nn.Module):
@@ -89,22 +91,23 @@ class PolicyHead(nn.Module):
         self.head = Head(self.width, self.spec.num_actions or self.spec.action_size, self.norm_type)
         self.distribution = ActionDistribution(self.spec)
 
-    def __call__(self, x: Float[Array, "*b E"], legal: Bool[Array, "*b A"]) -> Distribution:
-        return self.distribution(self.head(x).astype(jnp.float32), legal)
+    def __call__(self, x: Float[Array, "*b E"], action_mask: Bool[Array, "*b A"]) -> Distribution:
+        return self.distribution(self.head(x).astype(jnp.float32), action_mask)
 
 
 def start_token(spec: EnvSpec) -> Array:
-    """What the first agent of a timestep is told: slot 0 of the one-hot, or a zero action."""
+    """Return the token of a timestep's first agent: slot 0 of the one-hot, or a zero action."""
     return jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
 
 
 def next_token(spec: EnvSpec, squashed: Array) -> Array:
-    """What the next agent is told of this one's action."""
+    """Return the next agent's token, made of this one's action."""
     return squashed + 1 if spec.discrete else squashed
 
 
 def previous_tokens(spec: EnvSpec, action: Array) -> Array:
-    """What each agent is told, [T, B, N, ..]: the action of the one before it, the first the start token."""
+    """Return every agent's token [T, B, N, ..]: the action of the one before it; the start token for the
+    first."""
     tokens = next_token(spec, action)
     start = jnp.broadcast_to(start_token(spec), (*tokens.shape[:2], 1, *tokens.shape[3:]))
     return jnp.concatenate([start, tokens[:, :, :-1]], axis=2)

@@ -25,24 +25,24 @@ class GRU(nn.Module):
     def sequence(
         self, x: Float[Array, "T *b F"], carry: Float[Array, "*b size"], first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T *b size"], Float[Array, "*b size"]]:
-        """(what is remembered after every step, after the last), forgetting *before* each step that is
-        `first`; the axes *b begin with B."""
+        """Return (the carry after every step, after the last), reset *before* each step that is `first`; the
+        axes *b begin with B."""
         # All inputs are projected at once and the bias is laid out once: a step is one product of matrices.
         shape, carry = carry.shape, carry.reshape(-1, self.size)
         gates = self.input(x.reshape(-1, x.shape[-1])).reshape(len(x), *carry.shape[:-1], -1)
         first = first.repeat(carry.shape[0] // first.shape[1], axis=1)
         bias = jnp.broadcast_to(self.bias, carry.shape)
 
-        def step(carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-            gates, first = now
-            carry = self._advance(gates, tree.reset(carry, first), bias)
+        def step(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+            gates, first = inputs
+            carry = self._advance(gates, tree.reset_memory(carry, first), bias)
             return carry, carry
 
         carry, out = jax.lax.scan(step, carry, (gates, first))
         return out.reshape(-1, *shape), carry.reshape(shape)
 
     def step(self, x: Float[Array, "*b F"], carry: Float[Array, "*b size"]) -> Float[Array, "*b size"]:
-        """What is remembered after one more step."""
+        """Return the carry after one more step."""
         return self._advance(self.input(x), carry, jnp.broadcast_to(self.bias, carry.shape))
 
     def _advance(self, gates: Array, carry: Array, bias: Array) -> Array:

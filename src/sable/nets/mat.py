@@ -7,28 +7,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sable.config.schema import MATConfig
-from sable.nets.embeddings import ActionEmbedding, PolicyHead, ViewEmbedding, look, previous_tokens
+from sable.nets.embeddings import ActionEmbedding, PolicyHead, ViewEmbedding, normalise_view, previous_tokens
 from sable.nets.layers import (
     Head,
     LayerNorm,
     RMSNorm,
     SwiGLU,
+    broadcast_rows,
     dense,
-    num_identities,
+    num_agent_embeddings,
     orthogonal_parts,
-    spread,
 )
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, struct
 
 
 @struct
-class Cache:
-    """What the decoder keeps of the agents that have acted in this timestep: their keys and values, side by
+class KeyValueCache:
+    """The decoder's key/value cache over the agents that have acted in this timestep: keys and values side by
     side, [B, N, 2E] in each of its attentions."""
 
-    own: tuple[Array, ...]  # one per block
-    cross: tuple[Array, ...]  # one per block
+    self_cache: tuple[Array, ...]  # one per block
+    cross_cache: tuple[Array, ...]  # one per block
     index: Array  # how many agents have acted
 
 
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         query: Float[Array, "*b N E"],  # the same as `key` unless `cross`
         key: Float[Array, "*b N E"],
     ) -> Float[Array, "*b N E"]:
-        """The layer's output for every agent."""
+        """Return the layer's output for every agent."""
         q, keys_values = self._project(query, key)
         num_agents = query.shape[-2]
         visible = jnp.tri(num_agents, dtype=bool) if self.causal else jnp.ones((num_agents,) * 2, bool)
@@ -85,22 +85,23 @@ class Attention(nn.Module):
         cache: Float[Array, "B N 2*E"],
         index: Array,
     ) -> tuple[Float[Array, "B E"], Float[Array, "B N 2*E"]]:
-        """The output for agent `index`, and the cache that now holds it."""
+        """Return the output for agent `index`, and the cache that now holds it."""
         q, keys_values = self._project(query, key)
         cache = jax.lax.dynamic_update_index_in_dim(cache, keys_values, index, axis=1)
         visible = jnp.arange(cache.shape[1]) <= index
         return self._attend(q[:, None], cache, visible[None])[:, 0], cache
 
     def _project(self, query, key):
-        """Queries, and keys and values side by side."""
+        """Return queries, and keys and values side by side."""
         if self.cross:
             q, keys_values = self.query(query), self.projections(key)
         else:
             q, keys_values = jnp.split(self.projections(key), [self.width], axis=-1)
-        return q + spread(self.query_bias, q.shape), keys_values
+        return q + broadcast_rows(self.query_bias, q.shape), keys_values
 
     def _attend(self, q, keys_values, visible):
-        """The output for queries [*b, n, E] over keys and values [*b, N, 2E], as far as `visible` [n, N]."""
+        """Return the output for queries [*b, n, E] over keys and values [*b, N, 2E], as far as `visible` [n,
+        N]."""
         k, v = jnp.split(keys_values, 2, axis=-1)
         shape, (q, k, v) = q.shape, (x.reshape(*x.shape[:-1], self.num_heads, -1) for x in (q, k, v))
         scores = jnp.einsum("...nhi,...mhi->...hnm", q, k) * q.shape[-1] ** -0.5
@@ -108,7 +109,7 @@ class Attention(nn.Module):
         weights = nn.softmax(jnp.where(visible, scores, jnp.finfo(scores.dtype).min))
         out = jnp.einsum("...hnm,...mhj->...nhj", weights, v).reshape(shape)
         # Weights sum to one: a bias of the values comes out as it went in.
-        return self.output(out + spread(self.value_bias, shape))
+        return self.output(out + broadcast_rows(self.value_bias, shape))
 
 
 class EncoderBlock(nn.Module):
@@ -139,15 +140,15 @@ class DecoderBlock(nn.Module):
 
     def __call__(self, x, encoded):
         r = self.norms[0](x + self.self_attention(x, x))
-        return self._finish(encoded, self.cross_attention(encoded, r))
+        return self._add_norm_ffn(encoded, self.cross_attention(encoded, r))
 
-    def token(self, x, encoded, own, cross, index):
-        out, own = self.self_attention.token(x, x, own, index)
+    def token(self, x, encoded, self_cache, cross_cache, index):
+        out, self_cache = self.self_attention.token(x, x, self_cache, index)
         r = self.norms[0](x + out)
-        out, cross = self.cross_attention.token(encoded, r, cross, index)
-        return self._finish(encoded, out), own, cross
+        out, cross_cache = self.cross_attention.token(encoded, r, cross_cache, index)
+        return self._add_norm_ffn(encoded, out), self_cache, cross_cache
 
-    def _finish(self, encoded, out):
+    def _add_norm_ffn(self, encoded, out):
         y = self.norms[1](encoded + out)
         return self.norms[2](y + self.feed_forward(y))
 
@@ -161,7 +162,7 @@ class MAT(nn.Module):
 
     def setup(self):
         width = self.config.embed_dim
-        num_agents = num_identities(self.config, self.spec)
+        num_agents = num_agent_embeddings(self.config, self.spec)
         # Until meaning 3 action embedding and heads had Sable's norm, whatever the other layers had.
         end_norm = _norm(self.config) if self.config.meaning >= 3 else RMSNorm
         self.embed_view = ViewEmbedding(
@@ -174,62 +175,70 @@ class MAT(nn.Module):
         self.decoder = [DecoderBlock(self.config) for _ in range(self.config.num_blocks)]
         self.policy_head = PolicyHead(width, self.spec, end_norm)
 
-    def look(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
-        """Views as `evaluate` takes them."""
-        return look(view, _norm(self.config))
+    def normalise_view(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
+        """Return views as `evaluate_actions` takes them."""
+        return normalise_view(view, _norm(self.config))
 
-    def evaluate(
+    def evaluate_actions(
         self,
-        seen: Float[Array, "T B N G"],
-        legal: Bool[Array, "T B N A"],
-        time: Int[Array, "T B"],
+        normalised_view: Float[Array, "T B N G"],
+        action_mask: Bool[Array, "T B N A"],
+        step_count: Int[Array, "T B"],
         action: Array,  # squashed, [T, B, N] or [T, B, N, action_size]
         ids: Int[Array, " N"],
         memory: tuple[()],
         first: Bool[Array, "T B"],
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
-        """Each agent's distribution given the actions of those before it, and each agent's value."""
-        encoded, values = self._encode(seen, ids)
+        """Return each agent's distribution given the actions of those before it, and each agent's value."""
+        encoded, values = self._encode(normalised_view, ids)
         x = self.embed_action(previous_tokens(self.spec, action))
         for block in self.decoder:
             x = block(x, encoded)
-        return self.policy_head(x, legal), values
+        return self.policy_head(x, action_mask), values
 
     def encode(
-        self, view: Float[Array, "B N F"], time: Int[Array, " B"], ids: Int[Array, " N"], memory: tuple[()]
+        self,
+        view: Float[Array, "B N F"],
+        step_count: Int[Array, " B"],
+        ids: Int[Array, " N"],
+        memory: tuple[()],
     ) -> tuple[Float[Array, "B N E"], Float[Array, "B N"], tuple[()]]:
-        """One timestep seen by all agents: (their encodings, their values, nothing remembered)."""
-        return *self._encode(self.look(view), ids), ()
+        """Return one timestep seen by all agents: (their encodings, their values, nothing remembered)."""
+        return *self._encode(self.normalise_view(view), ids), ()
 
-    def open(self, memory: tuple[()], num_envs: int) -> Cache:
-        """The cache as the first agent of a timestep finds it."""
+    def initial_decoder_state(self, memory: tuple[()], num_envs: int) -> KeyValueCache:
+        """Return an empty key/value cache, for the first agent of a timestep."""
         empty = jnp.zeros((num_envs, self.spec.num_agents, 2 * self.config.embed_dim))
         caches = (empty,) * self.config.num_blocks
-        return Cache(own=caches, cross=caches, index=jnp.zeros((), jnp.int32))
+        return KeyValueCache(self_cache=caches, cross_cache=caches, index=jnp.zeros((), jnp.int32))
 
-    def decode(
+    def decode_agent(
         self,
         encoded: Float[Array, "B E"],
-        legal: Bool[Array, "B A"],
-        clock: tuple[()],
+        action_mask: Bool[Array, "B A"],
+        time_encoding: tuple[()],
         previous: Array,  # the squashed action of the agent before, or `start_token`
-        cache: Cache,
-    ) -> tuple[Distribution, Cache]:
-        """The next agent's distribution, and the cache that now holds it."""
-        x, owns, crosses = self.embed_action(previous), [], []
-        for block, own, cross in zip(self.decoder, cache.own, cache.cross, strict=True):
-            x, own, cross = block.token(x, encoded, own, cross, cache.index)
-            owns.append(own)
-            crosses.append(cross)
-        cache = Cache(own=tuple(owns), cross=tuple(crosses), index=cache.index + 1)
-        return self.policy_head(x, legal), cache
+        cache: KeyValueCache,
+    ) -> tuple[Distribution, KeyValueCache]:
+        """Return the next agent's distribution, and the cache that now holds it."""
+        x, self_caches, cross_caches = self.embed_action(previous), [], []
+        for block, self_cache, cross_cache in zip(
+            self.decoder, cache.self_cache, cache.cross_cache, strict=True
+        ):
+            x, self_cache, cross_cache = block.token(x, encoded, self_cache, cross_cache, cache.index)
+            self_caches.append(self_cache)
+            cross_caches.append(cross_cache)
+        cache = KeyValueCache(
+            self_cache=tuple(self_caches), cross_cache=tuple(cross_caches), index=cache.index + 1
+        )
+        return self.policy_head(x, action_mask), cache
 
-    def clock(self, time: Int[Array, "*b"]) -> tuple[()]:
+    def encode_time(self, step_count: Int[Array, "*b"]) -> tuple[()]:
         """Nothing: each timestep stands alone."""
         return ()
 
-    def _encode(self, seen, ids):
-        x = self.embedding_norm(self.embed_view(seen, ids))
+    def _encode(self, normalised_view, ids):
+        x = self.embedding_norm(self.embed_view(normalised_view, ids))
         for block in self.encoder:
             x = block(x)
         return x, self.value_head(x)[..., 0]

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from sable.config.schema import QMIXConfig
 from sable.nets.actor_critic import Network
-from sable.nets.layers import dense, num_identities
+from sable.nets.layers import dense, num_agent_embeddings
 from sable.types import EnvSpec
 
 HYPER_SIZE = 64
@@ -14,12 +14,12 @@ HYPER_SIZE = 64
 
 
 def agent_q(config: QMIXConfig, spec: EnvSpec) -> Network:
-    """The network of every agent's Q-values, from what it alone has seen of its episode."""
+    """Return the network of every agent's Q-values, from what it alone has seen of its episode."""
     return Network(
         layers=config.q_layers,
         num_outputs=spec.num_actions,
         head_gain=0.01,
-        num_agents=num_identities(config, spec),
+        num_agents=num_agent_embeddings(config, spec),
         recurrent_size=config.recurrent_size,
     )
 
@@ -35,9 +35,9 @@ class Mixer(nn.Module):
 
     def setup(self):
         self.norm = nn.LayerNorm()
-        self.weight_1 = _positive(self.num_agents * self.width, 1.0)
+        self.weight_1 = _positive_weights(self.num_agents * self.width, 1.0)
         self.bias_1 = dense(self.width, 0.01)
-        self.weight_2 = _positive(self.width, 1 / self.width)
+        self.weight_2 = _positive_weights(self.width, 1 / self.width)
         self.bias_2 = nn.Sequential([dense(self.width), nn.relu, dense(1, 0.01)])
 
     def __call__(self, q: Float[Array, "*b N"], state: Float[Array, "*b S"]) -> Float[Array, "*b"]:
@@ -49,8 +49,8 @@ class Mixer(nn.Module):
         return value.reshape(q.shape[:-1])
 
 
-def _positive(features: int, scale: float) -> nn.Sequential:
-    """The mixer's weights as a function of the state, positive and of about this scale at first."""
+def _positive_weights(features: int, scale: float) -> nn.Sequential:
+    """Return the mixer's weights as a function of the state, positive and of about this scale at first."""
     # LayerNorm makes a constant state zero; were these biases zero too, so would the weights be, for good.
     weights = nn.Dense(
         features,

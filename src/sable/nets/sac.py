@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sable.config.schema import SACConfig
-from sable.nets.layers import AgentEmbedding, dense, num_identities
+from sable.nets.layers import AgentEmbedding, dense, num_agent_embeddings
 from sable.ops.distributions import TanhNormal, tanh_normal
 from sable.types import EnvSpec
 
@@ -21,12 +21,12 @@ class SoftPolicy(nn.Module):
     def setup(self):
         self.hidden = [dense(width) for width in self.config.policy_layers]
         self.head = dense(2 * self.spec.action_size, 0.01)
-        self.num_agents = num_identities(self.config, self.spec) if self.shared else 0
+        self.num_agents = num_agent_embeddings(self.config, self.spec) if self.shared else 0
         if self.num_agents:
             self.agent = AgentEmbedding(self.num_agents)
 
     def __call__(self, view: Float[Array, "*b F"]) -> TanhNormal:
-        """The distribution of the actions [.., A]; the views of a shared policy are [.., N, F]."""
+        """Return the distribution of the actions [.., A]; the views of a shared policy are [.., N, F]."""
         x = self.hidden[0](view)
         if self.num_agents:
             x = self.agent(x)
@@ -43,7 +43,7 @@ class SoftQ(nn.Module):
 
     @nn.compact
     def __call__(self, state: Float[Array, "*b S"], action: Float[Array, "*b N A"]) -> Float[Array, "*b"]:
-        """The value of the team's actions, squashed to [-1, 1]."""
+        """Return the value of the team's actions, squashed to [-1, 1]."""
         x = jnp.concatenate([state, action.reshape(*action.shape[:-2], -1)], axis=-1)
         for width in self.config.q_layers:
             x = nn.relu(dense(width)(x))

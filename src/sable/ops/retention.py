@@ -26,35 +26,36 @@ Memory = Float[Array, "B H d d"]
 Decay = Float[Array, " H"]
 First = Bool[Array, "T B"]
 
-FEW = 16
+MAX_UNROLLED_AGENTS = 16
 """Agents whose keys and values are added to a memory one by one, in the one pass that writes it anyway; more
 make a matrix product worth while."""
 
 
 def kappas(num_heads: int, scaling: float) -> Decay:
-    """Each head's decay, scaling * (1 - exp(linspace(ln 1/32, ln 1/512, H)))."""
+    """Return each head's decay, scaling * (1 - exp(linspace(ln 1/32, ln 1/512, H)))."""
     return scaling * (1 - jnp.exp(jnp.linspace(math.log(1 / 32), math.log(1 / 512), num_heads)))
 
 
-def past(
+def decay_memory(
     memory: Float[Array, "*b H d d"], kappa: Decay, first: Bool[Array, "*b"]
 ) -> Float[Array, "*b H d d"]:
-    """P[t]: the memory as a new timestep finds it, decayed once, or nothing where an episode opens."""
+    """Return P[t]: the memory as a new timestep finds it, decayed once, or nothing where an episode opens."""
     kappa = kappa.reshape(*[1] * first.ndim, -1, 1, 1)
     return jnp.where(first[..., None, None, None], 0.0, kappa * memory)
 
 
-def attend(
+def token_step(
     q: Float[Array, "B H d"], k: Float[Array, "B H d"], v: Float[Array, "B H d"], memory: Memory
 ) -> tuple[Float[Array, "B H d"], Memory]:
-    """One token within a timestep, where nothing decays: (q M, M) with M = memory + k^T v."""
+    """Return the retention of one token within a timestep, where nothing decays: (q M, M) with M = memory +
+    k^T v."""
     memory = memory + k[..., :, None] * v[..., None, :]
     return jnp.einsum("bhi,bhij->bhj", q, memory), memory
 
 
-def told(memory: Memory, k: Float[Array, "B N H d"], v: Float[Array, "B N H d"]) -> Memory:
-    """The memory after a timestep's agents, from P[t]."""
-    if k.shape[1] > FEW:
+def add_key_values(memory: Memory, k: Float[Array, "B N H d"], v: Float[Array, "B N H d"]) -> Memory:
+    """Return the memory after a timestep's agents, from P[t]."""
+    if k.shape[1] > MAX_UNROLLED_AGENTS:
         return memory + jnp.einsum("bnhi,bnhj->bhij", k, v)
     for i in range(k.shape[1]):
         memory = memory + k[:, i, :, :, None] * v[:, i, :, None, :]
@@ -71,22 +72,23 @@ def step(
     *,
     causal: bool,
 ) -> tuple[Float[Array, "B N H d"], Memory]:
-    """One timestep of the definition: (out, M[t])."""
-    seen = past(memory, kappa, first)
+    """Return (out, M[t]) of one timestep of the definition."""
+    visible = decay_memory(memory, kappa, first)
     if not causal:
-        memory = told(seen, k, v)
+        memory = add_key_values(visible, k, v)
         return jnp.einsum("bnhi,bhij->bnhj", q, memory), memory
-    seen = seen[:, None] + jnp.cumsum(jnp.einsum("bnhi,bnhj->bnhij", k, v), axis=1)
-    return jnp.einsum("bnhi,bnhij->bnhj", q, seen), seen[:, -1]
+    visible = visible[:, None] + jnp.cumsum(jnp.einsum("bnhi,bnhj->bnhij", k, v), axis=1)
+    return jnp.einsum("bnhi,bnhij->bnhj", q, visible), visible[:, -1]
 
 
 def recurrent(
     q: Tokens, k: Tokens, v: Tokens, memory: Memory, kappa: Decay, first: First, *, causal: bool
 ) -> tuple[Tokens, Memory]:
-    """(out, M[T-1]) by the definition, one timestep after another. The truth the other forms are held to."""
+    """Return (out, M[T-1]) by the definition, one timestep after another. The truth the other forms are held
+    to."""
 
-    def body(memory, now):
-        q, k, v, first = now
+    def body(memory, inputs):
+        q, k, v, first = inputs
         out, memory = step(q, k, v, memory, kappa, first, causal=causal)
         return memory, out
 
@@ -94,8 +96,8 @@ def recurrent(
     return out, memory
 
 
-def decay(first: First, kappa: Decay) -> Float[Array, "B H T T"]:
-    """D[t, s] = kappa^(t-s) where s <= t and no episode opens in (s, t], else 0."""
+def decay_matrix(first: First, kappa: Decay) -> Float[Array, "B H T T"]:
+    """Return D[t, s] = kappa^(t-s) where s <= t and no episode opens in (s, t], else 0."""
     t, episode = jnp.arange(first.shape[0]), jnp.cumsum(first.T, axis=-1)
     lag = t[:, None] - t[None, :]
     power = kappa[:, None, None] ** jnp.maximum(lag, 0)[None]
@@ -103,27 +105,29 @@ def decay(first: First, kappa: Decay) -> Float[Array, "B H T T"]:
     return jnp.where(visible[:, None], power[None], 0.0)
 
 
-def carry(first: First, kappa: Decay) -> Float[Array, "B H T"]:
-    """xi[t] = kappa^(t+1) until the first episode opens, then 0: how much of the incoming memory timestep t
-    sees."""
+def memory_decay(first: First, kappa: Decay) -> Float[Array, "B H T"]:
+    """Return xi[t] = kappa^(t+1) until the first episode opens, then 0: how much of the incoming memory
+    timestep t sees."""
     untouched = jnp.cumsum(first.T, axis=-1) == 0
     power = kappa[:, None] ** jnp.arange(1, first.shape[0] + 1)[None]
     return jnp.where(untouched[:, None], power[None], 0.0)
 
 
-def token_decay(
+def token_decay_matrix(
     first: First, kappa: Decay, num_agents: int, *, causal: bool
 ) -> Float[Array, "B H tokens tokens"]:
-    """D between tokens: constant over the agents of a timestep, lower-triangular over tokens when causal."""
-    weight = _per_agent(_per_agent(decay(first, kappa), num_agents).mT, num_agents).mT
+    """Return D between tokens: constant over the agents of a timestep, lower-triangular over tokens when
+    causal."""
+    weight = _per_agent(_per_agent(decay_matrix(first, kappa), num_agents).mT, num_agents).mT
     return jnp.where(jnp.tri(weight.shape[-1], dtype=bool)[None, None], weight, 0.0) if causal else weight
 
 
 def parallel(
     q: Tokens, k: Tokens, v: Tokens, memory: Memory, kappa: Decay, first: First, *, causal: bool
 ) -> tuple[Tokens, Memory]:
-    """(out, M[T-1]) with every pair of tokens at once: (Q K^T * D) V + (Q M[-1]) * xi. Memory (T N)^2."""
-    return _chunks(q, k, v, memory, kappa, first, causal=causal, chunk=q.shape[0])
+    """Return (out, M[T-1]) with every pair of tokens at once: (Q K^T * D) V + (Q M[-1]) * xi. Memory (T
+    N)^2."""
+    return _chunkwise(q, k, v, memory, kappa, first, causal=causal, chunk=q.shape[0])
 
 
 def chunkwise(
@@ -138,32 +142,32 @@ def chunkwise(
     chunk: int | None = None,
     block: int | None = None,
 ) -> tuple[Tokens, Memory]:
-    """(out, M[T-1]) with every pair of tokens inside a chunk and the memory carried between chunks.
+    """Return (out, M[T-1]) with every pair of tokens inside a chunk and the memory carried between chunks.
 
     A chunk is `chunk` timesteps of all agents; with `block` below the number of agents each timestep is
     instead cut into blocks
     of agents. Left out, both are chosen from the shapes for speed. Sizes need not divide.
     """
     num_steps, _, num_agents, _, width = q.shape
-    fit_chunk, fit_block = _fit(num_agents, width)
+    fit_chunk, fit_block = _default_sizes(num_agents, width)
     chunk = min(fit_chunk if chunk is None else chunk, num_steps)
     block = min(fit_block if block is None else block, num_agents)
     if chunk < 1 or block < 1:
         raise ValueError(f"chunk={chunk} and block={block} must be at least 1")
     if block < num_agents:
-        return _blocks(q, k, v, memory, kappa, first, causal=causal, block=block)
+        return _blockwise(q, k, v, memory, kappa, first, causal=causal, block=block)
     body = num_steps - num_steps % chunk
     if body == num_steps:
-        return _chunks(q, k, v, memory, kappa, first, causal=causal, chunk=chunk)
-    out, memory = _chunks(
+        return _chunkwise(q, k, v, memory, kappa, first, causal=causal, chunk=chunk)
+    out, memory = _chunkwise(
         q[:body], k[:body], v[:body], memory, kappa, first[:body], causal=causal, chunk=chunk
     )
     rest, memory = parallel(q[body:], k[body:], v[body:], memory, kappa, first[body:], causal=causal)
     return jnp.concatenate([out, rest]), memory
 
 
-def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None = None) -> Tokens:
-    """Retention among the agents of each timestep alone: `first` everywhere, no memory in or out.
+def intra_timestep(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None = None) -> Tokens:
+    """Return retention among the agents of each timestep alone: `first` everywhere, no memory in or out.
 
     full:    out[t,i] = q[t,i] sum_j k[t,j]^T v[t,j]
     causal:  out[t,i] = q[t,i] sum_{j<=i} k[t,j]^T v[t,j]
@@ -171,18 +175,18 @@ def within(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int | None =
     num_agents, _, width = q.shape[2:]
     if not causal and num_agents > width:
         return jnp.einsum("tbnhi,tbhij->tbnhj", q, jnp.einsum("tbnhi,tbnhj->tbhij", k, v))
-    block = num_agents if not causal else min(block or _fit(num_agents, width)[1], num_agents)
+    block = num_agents if not causal else min(block or _default_sizes(num_agents, width)[1], num_agents)
     return _agent_blocks(q, k, v, causal=causal, block=block)
 
 
-def within_chunks(q: Tokens, k: Tokens, v: Tokens, *, chunk: int) -> Tokens:
+def intra_timestep_chunks(q: Tokens, k: Tokens, v: Tokens, *, chunk: int) -> Tokens:
     """Return retention among the agents of each timestep, cut into chunks: a policy of its own.
 
     out[t,i] = q[t,i] sum_j k[t,j]^T v[t,j] over all j of i's chunk and of those before it, later ones of its
-    own included. Self-retention over all agents (`within`) is given up unless one chunk holds them.
+    own included. Self-retention over all agents (`intra_timestep`) is given up unless one chunk holds them.
     """
     if chunk >= q.shape[2]:
-        return within(q, k, v, causal=False)
+        return intra_timestep(q, k, v, causal=False)
     return _agent_blocks(q, k, v, causal=False, block=chunk)
 
 
@@ -207,8 +211,8 @@ def _agent_blocks(q: Tokens, k: Tokens, v: Tokens, *, causal: bool, block: int) 
     return out.reshape(*out.shape[:2], -1, *out.shape[4:])[:, :, :num_agents]
 
 
-def _fit(num_agents: int, width: int) -> tuple[int, int]:
-    """(chunk, block) of about half as many tokens as a memory has rows, but 32 at least.
+def _default_sizes(num_agents: int, width: int) -> tuple[int, int]:
+    """Return (chunk, block) of about half as many tokens as a memory has rows, but 32 at least.
 
     Measured fastest on two CPU cores for 4 and for 32 agents at width 64.
     """
@@ -217,9 +221,9 @@ def _fit(num_agents: int, width: int) -> tuple[int, int]:
     return max(tokens // num_agents, 1), -(-num_agents // num_blocks)
 
 
-def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
-    """`chunkwise` over whole chunks of timesteps: each chunk by itself, then what the memories before it
-    say."""
+def _chunkwise(q, k, v, memory, kappa, first, *, causal, chunk):
+    """Return `chunkwise` over whole chunks of timesteps: each chunk by itself, then what the memories before
+    it say."""
     num_steps, num_envs, num_agents, num_heads, width = q.shape
     first = first.reshape(-1, chunk, num_envs)
 
@@ -232,49 +236,51 @@ def _chunks(q, k, v, memory, kappa, first, *, causal, chunk):
         return x.reshape(num_envs, num_steps, num_agents, num_heads, width).swapaxes(0, 1)
 
     q, k, v = cut(q), cut(k), cut(v)
-    weight = jax.vmap(partial(token_decay, num_agents=num_agents, causal=causal), (0, None))(first, kappa)
+    weight = jax.vmap(partial(token_decay_matrix, num_agents=num_agents, causal=causal), (0, None))(
+        first, kappa
+    )
     # How much of each token the chunk's last timestep keeps: the last row of D, over timesteps.
-    zeta = _per_agent(jax.vmap(decay, (0, None))(first, kappa)[..., -1, :], num_agents)
-    xi = _per_agent(jax.vmap(carry, (0, None))(first, kappa), num_agents)
-    before, last = thread(memory, first.any(axis=1), kappa**chunk, (k * zeta[..., None]).mT @ v)
+    zeta = _per_agent(jax.vmap(decay_matrix, (0, None))(first, kappa)[..., -1, :], num_agents)
+    xi = _per_agent(jax.vmap(memory_decay, (0, None))(first, kappa), num_agents)
+    before, last = chunk_recurrence(memory, first.any(axis=1), kappa**chunk, (k * zeta[..., None]).mT @ v)
     return join((q @ k.mT * weight) @ v + q @ before * xi[..., None]), last
 
 
-def _blocks(q, k, v, memory, kappa, first, *, causal, block):
-    """`chunkwise` one timestep at a time, its agents cut into blocks: what the timestep adds, and what the
-    past says."""
-    added = jnp.einsum("tbnhi,tbnhj->tbhij", k, v)
-    before, last = thread(memory, first, kappa, added)
-    seen = past(before, kappa, first)
+def _blockwise(q, k, v, memory, kappa, first, *, causal, block):
+    """Return `chunkwise` one timestep at a time, its agents cut into blocks: what the timestep adds, and what
+    the past says."""
+    update = jnp.einsum("tbnhi,tbnhj->tbhij", k, v)
+    before, last = chunk_recurrence(memory, first, kappa, update)
+    visible = decay_memory(before, kappa, first)
     if not causal:
-        return jnp.einsum("tbnhi,tbhij->tbnhj", q, seen + added), last
-    recalled = jnp.einsum("tbnhi,tbhij->tbnhj", q, seen)
-    return within(q, k, v, causal=True, block=block) + recalled, last
+        return jnp.einsum("tbnhi,tbhij->tbnhj", q, visible + update), last
+    from_memory = jnp.einsum("tbnhi,tbhij->tbnhj", q, visible)
+    return intra_timestep(q, k, v, causal=True, block=block) + from_memory, last
 
 
-def thread(
-    memory: Memory, opened: Bool[Array, "G B"], kappa: Decay, added: Float[Array, "G B H d d"]
+def chunk_recurrence(
+    memory: Memory, has_reset: Bool[Array, "G B"], kappa: Decay, update: Float[Array, "G B H d d"]
 ) -> tuple[Float[Array, "G B H d d"], Memory]:
-    """M[g] = added[g] + (0 if opened[g] else kappa M[g-1]): (every M[g-1], the last M)."""
+    """Return M[g] = added[g] + (0 if opened[g] else kappa M[g-1]): (every M[g-1], the last M)."""
     if jax.default_backend() == "gpu":
-        return thread_at_once(memory, opened, kappa, added)
+        return chunk_recurrence_parallel(memory, has_reset, kappa, update)
 
-    def body(memory, now):
-        opened, added = now
-        return past(memory, kappa, opened) + added, memory
+    def body(memory, inputs):
+        has_reset, update = inputs
+        return decay_memory(memory, kappa, has_reset) + update, memory
 
-    last, before = jax.lax.scan(body, memory, (opened, added))
+    last, before = jax.lax.scan(body, memory, (has_reset, update))
     return before, last
 
 
-def thread_at_once(memory, opened, kappa, added):
-    """`thread` as one product over all pairs: more work, but no step waits for another."""
-    after = jnp.einsum("bhst,tbhij->sbhij", decay(opened, kappa), added)
-    after += jnp.einsum("bhs,bhij->sbhij", carry(opened, kappa), memory)
+def chunk_recurrence_parallel(memory, has_reset, kappa, update):
+    """Return `chunk_recurrence` as one product over all pairs: more work, but no step waits for another."""
+    after = jnp.einsum("bhst,tbhij->sbhij", decay_matrix(has_reset, kappa), update)
+    after += jnp.einsum("bhs,bhij->sbhij", memory_decay(has_reset, kappa), memory)
     return jnp.concatenate([memory[None], after[:-1]]), after[-1]
 
 
 def _per_agent(x: Float[Array, "*b T"], num_agents: int) -> Float[Array, "*b tokens"]:
-    """A weight per timestep, repeated for each of its agents."""
+    """Return a weight per timestep, repeated for each of its agents."""
     x = jnp.broadcast_to(x[..., None], (*x.shape, num_agents))
     return x.reshape(*x.shape[:-2], -1)

@@ -9,14 +9,14 @@ Scalar = Float[Array, ""] | float
 
 
 def discounted_sum(reward: Float[Array, "T *r"], discount: Float[Array, "T ..."]) -> Float[Array, "T *r"]:
-    """G[t] = reward[t] + discount[t] * G[t+1], with G[T] = 0."""
+    """Return G[t] = reward[t] + discount[t] * G[t+1], with G[T] = 0."""
 
-    def back(future: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, discount = now
-        future = reward + discount * future
-        return future, future
+    def step(future_sum: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, discount = inputs
+        future_sum = reward + discount * future_sum
+        return future_sum, future_sum
 
-    return jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)[1]
+    return jax.lax.scan(step, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)[1]
 
 
 def gae(
@@ -28,7 +28,7 @@ def gae(
     discount: Scalar,
     lam: Scalar,
 ) -> tuple[Float[Array, "T B N"], Float[Array, "T B N"]]:
-    """Generalised advantage estimates A, and the targets A + value, as (advantage, target).
+    """Return generalised advantage estimates A, and the targets A + value, as (advantage, target).
 
     delta[t] = reward[t] + discount * bootstrap[t] * next_value[t] - value[t]
     A[t] = delta[t] + discount * lam * trace[t] * A[t+1], with A[T] = 0

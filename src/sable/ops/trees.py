@@ -8,7 +8,8 @@ from sable.types import PyTree
 
 
 def select(mask: Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new` where `mask`, else `old`, leaf by leaf; the axes of `mask` are the leading ones of every leaf."""
+    """Return `new` where `mask`, else `old`, leaf by leaf; the axes of `mask` are the leading ones of every
+    leaf."""
 
     def choose(new: Array, old: Array) -> Array:
         return jnp.where(mask.reshape(mask.shape + (1,) * (jnp.ndim(new) - mask.ndim)), new, old)
@@ -16,28 +17,28 @@ def select(mask: Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(choose, new, old)
 
 
-def reset(memory: PyTree, first: Array) -> PyTree:
-    """Zeros where `first`, which marks an episode's opening along the leading axes, else `memory`."""
+def reset_memory(memory: PyTree, first: Array) -> PyTree:
+    """Return zeros where `first`, which marks an episode's opening along the leading axes, else `memory`."""
     return select(first, jax.tree.map(jnp.zeros_like, memory), memory)
 
 
 def take(tree: PyTree, index: Array, axis: int = 0) -> PyTree:
-    """The entries `index` of every leaf along `axis`; the axes of `index` take that axis's place."""
+    """Return the entries `index` of every leaf along `axis`; the axes of `index` take that axis's place."""
     return jax.tree.map(lambda x: x[(slice(None),) * axis + (index,)], tree)
 
 
 def merge(tree: PyTree, axes: int = 2) -> PyTree:
-    """Every leaf with its first `axes` axes merged into one: [T, B, ..] becomes [T * B, ..]."""
+    """Return every leaf with its first `axes` axes merged into one: [T, B, ..] becomes [T * B, ..]."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), tree)
 
 
 def split(tree: PyTree, sizes: tuple[int, ...]) -> PyTree:
-    """Every leaf with its first axis split into axes of these `sizes`, the inverse of `merge`."""
+    """Return every leaf with its first axis split into axes of these `sizes`, the inverse of `merge`."""
     return jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), tree)
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Whether no floating-point leaf holds a NaN or an infinity, as a boolean scalar."""
+    """Return whether no floating-point leaf holds a NaN or an infinity, as a boolean scalar."""
     finite = [
         jnp.isfinite(leaf).all()
         for leaf in jax.tree.leaves(tree)

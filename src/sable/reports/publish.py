@@ -16,7 +16,7 @@ from sable.reports import ledger
 from sable.reports.ledger import Row
 from sable.runs import directory as runs
 from sable.runs import provenance, sums
-from sable.training.loggers.logger import METRICS, PACKED
+from sable.training.loggers.logger import GZIP_SUFFIX, METRICS
 
 KEPT = ("started", "finished", "wall_seconds", "git", "source", "versions", "device")
 """What is kept of meta.json: nothing about folders and machines."""
@@ -169,7 +169,7 @@ def _keep(directory: Path, policies: Path | None, place: Path) -> None:
         write_atomically(place / file, (directory / file).read_bytes())
     # Without the time, so that the same metrics are the same bytes.
     packed = gzip.compress((directory / METRICS).read_bytes(), mtime=0)
-    write_atomically(place / (METRICS + PACKED), packed)
+    write_atomically(place / (METRICS + GZIP_SUFFIX), packed)
     shutil.rmtree(place / ledger.POLICIES, ignore_errors=True)
     if policies is not None:
         shutil.copytree(policies, place / ledger.POLICIES)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sable.files import write_atomically
-from sable.training.console import spread
+from sable.training.console import mean_and_std
 from sable.training.loggers.logger import METRICS, RETURN, Row, number, read_rows
 
 _COLOUR = "#0b7285"
@@ -74,7 +74,7 @@ def _draw_returns(axes: tp.Any, rows: list[Row]) -> None:
 
 def _draw_absolute(axes: tp.Any, absolute: Sequence[float]) -> None:
     """A dashed line at the best parameters' return, where the run has finished."""
-    mean, _ = spread(list(absolute))
+    mean, _ = mean_and_std(list(absolute))
     if math.isfinite(mean):
         axes.axhline(mean, color="0.35", linestyle="--", linewidth=1.2, label=f"best parameters: {mean:.3g}")
 

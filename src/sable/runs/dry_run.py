@@ -20,7 +20,7 @@ from sable.training import device_memory as memory
 from sable.training import devices
 from sable.training.compile import Compiler
 from sable.training.rollout import collect
-from sable.training.update import Program, RunState, State, make_program, one_by_one
+from sable.training.update import Program, RunState, State, make_program, map_seeds
 from sable.types import Rollout
 
 
@@ -51,14 +51,14 @@ class Rehearsal:
     def state(self) -> State:
         """The shapes of the run's state, each with its place where several devices share it."""
         began = time.monotonic()
-        shapes = jax.eval_shape(one_by_one(self.program.start), self._seeds)
+        shapes = jax.eval_shape(map_seeds(self.program.start), self._seeds)
         self.compile_seconds["shapes"] = time.monotonic() - began
         if self.compiler.mesh is None:
             return shapes
         return jax.tree.map(
             lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=where),
             shapes,
-            devices.places(self.compiler.mesh, shapes),
+            devices.state_shardings(self.compiler.mesh, shapes),
         )
 
     @cached_property
@@ -71,13 +71,13 @@ class Rehearsal:
         """The shapes of one seed's rollout."""
         one, length = self._one_seed, self.config.rollout_length
         gather = partial(collect, self.env, self.system, length=length, pool_size=1)
-        return jax.eval_shape(gather, one.learner, one.situation, one.key)[1]
+        return jax.eval_shape(gather, one.learner, one.rollout_state, one.key)[1]
 
     @cached_property
     def unit(self) -> tp.Any:
         """The compiled unit: (run, updates) -> run."""
-        places = devices.places(self.compiler.mesh, self.state)
-        unit = devices.over_seeds(self.compiler.mesh, self.program.unit, (0, None))
+        places = devices.state_shardings(self.compiler.mesh, self.state)
+        unit = devices.vmap_seeds(self.compiler.mesh, self.program.run_updates, (0, None))
         out = places and places.run
         return self._compiled("unit", unit, self.state.run, np.int32(1), donate=True, out=out)
 
@@ -85,20 +85,20 @@ class Rehearsal:
     def assess(self) -> tp.Any:
         """The compiled evaluation: State -> (State, metrics)."""
         mesh = self.compiler.mesh
-        places, everywhere = devices.places(mesh, self.state), devices.everywhere(mesh)
+        places, everywhere = devices.state_shardings(mesh, self.state), devices.replicated_sharding(mesh)
         out = places and (places, everywhere)
-        assess = devices.over_seeds(mesh, self.program.assess)
+        assess = devices.vmap_seeds(mesh, self.program.evaluate_and_keep_best)
         return self._compiled("assess", assess, self.state, donate=True, out=out)
 
     @property
     def needed(self) -> int:
         """The bytes each device holds while the run trains: those of the unit, and the best parameters."""
-        return memory.count(self.unit) + memory.size(self.state.best)
+        return memory.program_bytes(self.unit) + memory.tree_bytes(self.state.best)
 
     def start(self) -> State:
         """The state the run would begin with."""
-        begin = self._compiled("start", one_by_one(self.program.start), self._seeds)
-        return devices.place(begin(self._seeds), devices.places(self.compiler.mesh, self.state))
+        begin = self._compiled("start", map_seeds(self.program.start), self._seeds)
+        return devices.put_state(begin(self._seeds), devices.state_shardings(self.compiler.mesh, self.state))
 
     def _compiled(self, name: str, *args: tp.Any, **options: tp.Any) -> tp.Any:
         before = self.compiler.seconds

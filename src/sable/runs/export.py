@@ -37,8 +37,9 @@ class Step(tp.NamedTuple):
 
 def step(policy: Policy, *, greedy: bool) -> Step:
     """What `policy.step` does. Sampling needs a key, which the memory then holds as two numbers."""
-    if getattr(policy.config, "decoding", "scan") != "scan":  # the others only pay on large devices
-        config = replace(policy.config, decoding="scan")  # pyright: ignore[reportCallIssue]
+    # The others only pay on large devices.
+    if getattr(policy.config, "decoding", "sequential") != "sequential":
+        config = replace(policy.config, decoding="sequential")  # pyright: ignore[reportCallIssue]
         policy = Policy(policy.run, config, policy.spec, policy.params)
     spec, blank = policy.spec, policy.initial_memory(1)
     leaves, form = jax.tree.flatten(blank.remembered)

@@ -44,7 +44,7 @@ def train(
         held.enter_context(silenced(quiet))
         env = held.enter_context(env_for(run, env, trust, env_timeout))
         from sable import systems
-        from sable.envs.python.vector_env import HostedEnv
+        from sable.envs.python.vector_env import PythonVectorEnv
         from sable.runs.curve import draw_curve
         from sable.training import checkpoint, devices, loop
         from sable.training import device_memory as memory
@@ -70,9 +70,9 @@ def train(
             runs.begin(directory, env.spec, now, anew=not goes_on)
             return str(directory)
 
-        directory = Path(processes.from_first(hold))
+        directory = Path(processes.broadcast_from_main(hold))
         hint = f"go on with: sable train {runs.how_to_resume(directory)}"
-        exit = Exit(hint, requeue, speaks=processes.leads())
+        exit = Exit(hint, requeue, speaks=processes.is_main_process())
         interrupted = held.enter_context(interruption(exit))
         parts = env, system, run, config, directory
         how = {"resume": resume, "quiet": quiet, "circumstances": here, "interrupted": interrupted}
@@ -80,7 +80,7 @@ def train(
             result = loop.train(*parts, **how)
         except memory.DoesNotFit as error:
             raise _refusal(error, env, run, config, None if resume else directory) from None
-        if not processes.leads() or (result.interrupted is not None and runs.is_whole(directory)):
+        if not processes.is_main_process() or (result.interrupted is not None and runs.is_whole(directory)):
             return result  # a finished run that was not measured again stays as it is
         with runs.writing(directory):
             runs.reopen(directory) if result.interrupted is not None else sums.remove(directory)
@@ -89,7 +89,7 @@ def train(
             draw_curve(directory, result.summary.get("absolute_return"))
             if result.interrupted is None:
                 results.export(directory, result.summary)
-                if run.video and not isinstance(env, HostedEnv):  # whose episodes cannot be recorded
+                if run.video and not isinstance(env, PythonVectorEnv):  # whose episodes cannot be recorded
                     leave_film(directory, env, run, quiet=quiet)
                 runs.finish(directory, result.summary)
     return result
@@ -113,9 +113,9 @@ def _refusal(
     from sable.training import device_memory as memory
     from sable.training import processes
 
-    if directory is not None and processes.leads():
+    if directory is not None and processes.is_main_process():
         runs.discard(directory)
-    if processes.launched(run).count > 1 or isinstance(error, memory.TooManyEpisodes):
+    if processes.detect_processes(run).count > 1 or isinstance(error, memory.TooManyEpisodes):
         return error
     return sizes.refusal(error, env, run, config)
 
@@ -137,9 +137,9 @@ def env_of(run: "RunConfig", trust: Trust, timeout: float | None = None) -> "Env
         )
     if timeout is None:
         return envs.make(run.task, trust, **options(run))
-    from sable.envs.custom import is_own, parse
+    from sable.envs.custom import is_custom, parse
 
-    if not is_own(run.task) or not parse(run.task).hosted:
+    if not is_custom(run.task) or not parse(run.task).is_python:
         raise SableError(
             f"env_timeout={timeout!r} is for Python environments (pettingzoo:module:factory); "
             f"{run.task} is none"

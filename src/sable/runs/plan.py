@@ -70,7 +70,7 @@ def no_progress(plan: Plan, step: str) -> None:
     """Say nothing."""
 
 
-@memory.explained()
+@memory.explain_out_of_memory()
 def estimate(rehearsal: Rehearsal) -> Plan:
     """Return what training would take as far as shapes alone tell it: nothing is compiled, nothing is run."""
     run, config, room = rehearsal.run, rehearsal.config, sizes.room()
@@ -97,7 +97,7 @@ def estimate(rehearsal: Rehearsal) -> Plan:
     )
 
 
-@memory.explained()
+@memory.explain_out_of_memory()
 def plan(
     env: Env, run: RunConfig, config: SystemConfig, *, measure: bool = True, progress: Progress = no_progress
 ) -> Plan:
@@ -164,18 +164,18 @@ def _estimated_parts(rehearsal: Rehearsal) -> dict[str, int]:
 
 def _state_parts(rehearsal: Rehearsal) -> dict[str, int]:
     state = rehearsal.state
-    learner, situation = state.run.learner, state.run.situation
+    learner, rollout_state = state.run.learner, state.run.rollout_state
     return {
-        "parameters": memory.size((learner.params, state.best)),
-        "optimiser": memory.size(dataclasses.replace(learner, params=(), replay=())),
-        "environments": memory.size((situation.env_state, situation.timestep)),
-        "memories": memory.size(situation.memory),
-        "replay": memory.size(learner.replay),
+        "parameters": memory.tree_bytes((learner.params, state.best)),
+        "optimiser": memory.tree_bytes(dataclasses.replace(learner, params=(), replay=())),
+        "environments": memory.tree_bytes((rollout_state.env_state, rollout_state.timestep)),
+        "memories": memory.tree_bytes(rollout_state.memory),
+        "replay": memory.tree_bytes(learner.replay),
     }
 
 
 def _rollout_bytes(rehearsal: Rehearsal) -> int:
-    return memory.size(rehearsal.rollout) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
+    return memory.tree_bytes(rehearsal.rollout) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
 
 
 def _num_devices(rehearsal: Rehearsal) -> int:

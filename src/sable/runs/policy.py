@@ -22,7 +22,7 @@ from sable.config import checks, renamed
 from sable.config import resolve as settings
 from sable.config.schema import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions, settings_of
 from sable.envs.base import Env
-from sable.envs.python.vector_env import HostedEnv
+from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError
 from sable.files import remove_leftovers, write_atomically
 from sable.ops import trees as tree
@@ -122,10 +122,10 @@ class Policy:
         # Only critics look at the global state, and nobody asks for values here.
         size = self.spec.state_size
         state = jnp.zeros((view.shape[0], size)) if size else ()
-        observation = Observation(view=view, legal=legal, time=time, state=state)
+        observation = Observation(view=view, action_mask=legal, step_count=time, state=state)
         with jax.default_matmul_precision(self.run.precision):
-            decision = self.system.exploit(
-                params, observation, tree.reset(memory.remembered, first), sample_key
+            decision = self.system.act(
+                params, observation, tree.reset_memory(memory.remembered, first), sample_key
             )
         return decision.action, Memory(remembered=decision.memory, time=time + 1, key=key)
 
@@ -244,14 +244,14 @@ def policies_of(run: str | Path) -> Path:
 
 
 def measure(
-    policies: tp.Sequence[Policy], env: Env | HostedEnv, *, episodes: int, seed: int | None = None
+    policies: tp.Sequence[Policy], env: Env | PythonVectorEnv, *, episodes: int, seed: int | None = None
 ) -> np.ndarray:
     """Return the returns [policies, episodes] of fresh episodes that policies of one run play."""
     run, config, spec = policies[0].run, policies[0].config, policies[0].spec
     if env.spec != spec:
         raise SableError(f"{run.task} is another environment now: its sizes are not those of the policy")
     params = jax.tree.map(lambda *each: jnp.stack(each), *(policy.params for policy in policies))
-    stats = best.measure(env, policies[0].system, run, config, params, episodes=episodes, seed=seed)
+    stats = best.evaluate_params(env, policies[0].system, run, config, params, episodes=episodes, seed=seed)
     return stats["return"]
 
 
@@ -306,7 +306,7 @@ def _best(directory: Path, trust: Trust = NOTHING) -> Best:
         spec = _spec(saved)
     except SableError as error:
         raise SableError(f"{directory / 'spec.json'} is damaged: {error}") from None
-    arrays = checkpoint.read(directory, "best.", loop.asked_for(run, config, spec))
+    arrays = checkpoint.read(directory, "best.", loop.checkpoint_settings(run, config, spec))
     scores = np.asarray(arrays["best.score"], float)
     if not np.isfinite(scores).any():
         raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")

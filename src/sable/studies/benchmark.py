@@ -26,7 +26,7 @@ from sable.installation import pip_install
 from sable.reports.read import variant
 from sable.runs import directory as runs
 from sable.studies.live_table import Board, Status
-from sable.training.console import spread
+from sable.training.console import mean_and_std
 from sable.training.interruption import SAVE, Exit, Interruption, interruption
 from sable.training.loggers.logger import METRICS, RETURN, number, read_rows
 from sable.trust import Trust, Untrusted, child_command, child_environment
@@ -59,7 +59,7 @@ class Cell:
         return self.run.label or variant(self.run.system, vars(self.config))
 
     @property
-    def is_own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether it runs code from outside sable, which the command that made the cell named."""
         return needs_trust(self.run.task, self.run.system)
 
@@ -119,14 +119,14 @@ def status(cell: Cell) -> Status:
         return Status("waiting")
     if cell.finished:
         absolute = runs.read_summary(cell.directory).get("absolute_return") or []
-        return Status("finished", 1.0, *spread([number(value) for value in absolute]))
+        return Status("finished", 1.0, *mean_and_std([number(value) for value in absolute]))
     state = "running" if runs.claimed(cell.directory) else "stopped"
     rows = read_rows(cell.directory / METRICS)
     if not rows:
         return Status(state)
     steps = rows[-1]["env_steps"]
     newest = [number(row.get(RETURN)) for row in rows if row["env_steps"] == steps]
-    return Status(state, min(steps / cell.run.total_steps, 1.0), *spread(newest))
+    return Status(state, min(steps / cell.run.total_steps, 1.0), *mean_and_std(newest))
 
 
 def prepare(cell: Cell) -> Path:
@@ -243,7 +243,7 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     # A worker serves one cell: memory of the device is only given back by the end of a process.
     train = ray.remote(num_gpus=gpus, max_calls=1)(_train)
-    tasks = {train.remote(str(prepare(cell)), cell.is_own): cell for cell in cells}
+    tasks = {train.remote(str(prepare(cell)), cell.is_custom): cell for cell in cells}
     cancelled = False
     while tasks:
         done, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)

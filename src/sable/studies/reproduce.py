@@ -9,7 +9,7 @@ from pathlib import Path
 from sable.config import meaning
 from sable.config import resolve as settings
 from sable.config.meaning import MEANING
-from sable.envs.custom import is_own
+from sable.envs.custom import is_custom
 from sable.errors import SableError
 from sable.reports import ledger
 from sable.reports.ledger import Row
@@ -80,7 +80,7 @@ def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHIN
     not cover."""
     try:
         run, config = settings.from_dict(row["settings"], trust)
-        if is_own(run.task):
+        if is_custom(run.task):
             trust.require("env", run.task)
     except Untrusted as error:
         raise Untrusted(f"row {row['row']}: {error}") from None

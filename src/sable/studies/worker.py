@@ -88,7 +88,7 @@ class Worker:
         if resumed is not None:
             runs.note_resumption(directory, resumed)
         parts = self.env, system, run, config, directory
-        how = {"resume": True, "quiet": True, "hypers": hypers, "watch": told.watch}
+        how = {"resume": True, "quiet": True, "hypers": hypers, "on_evaluation": told.watch}
         try:
             with interruption(Exit("the same command goes on from here")) as interrupted:
                 return loop.train(*parts, **how, interrupted=interrupted)

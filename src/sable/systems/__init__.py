@@ -1,4 +1,4 @@
-"""What learns. Read `base`, `ppo`, `autoregressive` and `sable`; for replay `replay` and `sac`."""
+"""The learning systems. Read `base`, `ppo`, `autoregressive` and `sable`; for replay `replay` and `sac`."""
 
 from sable.systems.make import SYSTEMS, make, module_of
 

@@ -1,8 +1,8 @@
-"""What a system is: the functions training calls, and the three conventions everyone relies on.
+"""The interface of a system: the functions training calls, and the three conventions everyone relies on.
 
 - `first[t]` is true iff `observation[t]` opens an episode. Memory is reset *before* acting on such an
-  observation, by `kernels.memory_update.forget` in `collect`, and by the flags themselves in every sequence
-  form of a network; evaluation plays one episode from memories that are zero already.
+  observation, by `kernels.memory_update.reset_memory` in `collect`, and by the flags themselves in every
+  sequence form of a network; evaluation plays one episode from memories that are zero already.
 - `discount[t]` is 0 only where the episode truly ended. A time limit leaves it 1, and the next `first` cuts
   the return.
 - A rollout's `start_memory` and `last_memory` are the memories as the last decision left them, such a reset
@@ -43,25 +43,29 @@ class System(tp.NamedTuple):
     initial_memory: tp.Callable[[int], PyTree]
     """num_envs -> the memory of episodes not yet begun, all zeros; () for a memoryless system"""
     explore: tp.Callable[[tp.Any, Observation, PyTree, Array], Decision]
-    """(learner, observation, memory, key) -> the decision while collecting"""
-    exploit: tp.Callable[[PyTree, Observation, PyTree, Array | None], Decision]
-    """(params, observation, memory, key) -> the decision while evaluating or deployed; without a key the most
-    probable one"""
-    final: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
-    """(learner, the observation that followed, memory) -> what `Transition.final` keeps of it: () for
+    """(learner, observation, memory, key) -> the decision while collecting, with whatever exploration there
+    is"""
+    act: tp.Callable[[PyTree, Observation, PyTree, Array | None], Decision]
+    """(params, observation, memory, key) -> the decision while evaluating or deployed: sampled, or without a
+    key the most probable one"""
+    next_extras: tp.Callable[[tp.Any, Observation, PyTree], PyTree]
+    """(learner, the observation that followed, memory) -> what `Transition.next_extras` keeps of it: () for
     nothing, its value for bootstrapping through time limits, the observation itself for replay"""
     learn: tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]
     """(learner, rollout, key) -> the learner after it, and scalars about it"""
 
 
-_Hyper = tp.TypeVar("_Hyper")
+_Hyperparameters = tp.TypeVar("_Hyperparameters")
 
 
-def configured(hyper: type[_Hyper], config: SystemConfig, **given: PyTree) -> _Hyper:
-    """The numbers of a `hyper` struct as array leaves: as given, else from the fields of those names."""
+def hyperparameters_from(
+    hyper: type[_Hyperparameters], config: SystemConfig, **values: PyTree
+) -> _Hyperparameters:
+    """Return the numbers of a `hyper` struct as array leaves: as given, else from the configuration's fields
+    of those names."""
     names = [field.name for field in dataclasses.fields(hyper)]  # pyright: ignore[reportArgumentType]
-    values = {name: getattr(config, name) for name in names if name not in given}
-    return hyper(**jax.tree.map(jnp.float32, values | given))
+    from_config = {name: getattr(config, name) for name in names if name not in values}
+    return hyper(**jax.tree.map(jnp.float32, from_config | values))
 
 
 def gradient_step(

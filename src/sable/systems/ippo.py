@@ -18,14 +18,14 @@ from sable.types import Decision, EnvSpec, Observation, PyTree, Transition, stru
 
 @struct
 class Memory:
-    """What the networks remember of an episode; () stands in its place where they remember nothing."""
+    """The memories of both networks; () stands in its place where they have none."""
 
     actor: PyTree  # [B, N, R]
     critic: PyTree  # [B, N, R], or [B, R] for a critic of the global state
 
 
 def make(spec: EnvSpec, config: ActorCriticConfig) -> System:
-    """IPPO for this kind of environment."""
+    """Return IPPO for this kind of environment."""
     return ppo.make(make_policy(spec, config), config, spec)
 
 
@@ -46,7 +46,7 @@ def make_policy(spec: EnvSpec, config: ActorCriticConfig, *, centralised: bool =
         initial_memory=partial(initial_memory, nets),
         act=partial(act, nets),
         value=partial(value, nets),
-        evaluate=partial(evaluate, nets),
+        evaluate_actions=partial(evaluate_actions, nets),
         learning_rate={"actor": config.policy_learning_rate, "critic": config.critic_learning_rate},
         chunk=config.recurrent_chunk if config.memory else 1,
     )
@@ -59,8 +59,8 @@ def init(nets: Nets, key: Array) -> PyTree:
     team = (1, 1, spec.num_agents)
     observation = Observation(
         view=jnp.zeros((*team, spec.view_size)),
-        legal=jnp.ones((*team, spec.num_actions or 1), bool),
-        time=jnp.zeros((1, 1), jnp.int32),
+        action_mask=jnp.ones((*team, spec.num_actions or 1), bool),
+        step_count=jnp.zeros((1, 1), jnp.int32),
         state=jnp.zeros((1, 1, spec.state_size)) if spec.state_size else (),
     )
     return {
@@ -77,7 +77,7 @@ def initial_memory(nets: Nets, num_envs: int) -> PyTree:
     return Memory(actor=zeros, critic=zeros[:, 0] if nets.critic.centralised else zeros)
 
 
-def apply(
+def apply_networks(
     nets: Nets, params: PyTree, observation: Observation, memory: PyTree, first: Array
 ) -> tuple[Distribution, Array, PyTree]:
     """Return, over a sequence [T, B], distributions and values of all agents, and the memory after it."""
@@ -92,32 +92,32 @@ def act(
     nets: Nets, params: PyTree, observation: Observation, memory: PyTree, order: Array, key: Array | None
 ) -> Decision:
     """Return one decision of all agents, each by its own view and memory."""
-    distribution, values, new = apply(nets, params, *_one_step(observation, memory))
+    distribution, values, new = apply_networks(nets, params, *_one_step(observation, memory))
     raw = distribution.sample(key)
     action, raw, log_prob, value = (
         x[0] for x in (distribution.scale(raw), raw, distribution.log_prob(raw), values)
     )
-    starts_inside = nets.config.memory and nets.config.recurrent_chunk < nets.config.rollout_length
-    extras = ppo.Acted(raw=raw, log_prob=log_prob, value=value, memory=memory if starts_inside else ())
+    stores_memory = nets.config.memory and nets.config.recurrent_chunk < nets.config.rollout_length
+    extras = ppo.PolicyExtras(raw=raw, log_prob=log_prob, value=value, memory=memory if stores_memory else ())
     return Decision(action=action, memory=new, extras=extras)
 
 
 def value(nets: Nets, params: PyTree, observation: Observation, memory: PyTree, order: Array) -> Array:
     """Return each agent's value [B, N] of an observation nobody has acted on."""
-    return apply(nets, params, *_one_step(observation, memory))[1][0]
+    return apply_networks(nets, params, *_one_step(observation, memory))[1][0]
 
 
-def evaluate(
+def evaluate_actions(
     nets: Nets, params: PyTree, steps: Transition, memory: PyTree, order: Array, key: Array
-) -> ppo.Evaluation:
-    """Return what `params` say of actions already taken."""
-    distribution, values, _ = apply(nets, params, steps.observation, memory, steps.first)
+) -> ppo.ActionEvaluation:
+    """Return the log-probabilities, values and entropies of actions already taken."""
+    distribution, values, _ = apply_networks(nets, params, steps.observation, memory, steps.first)
     log_prob, entropy = distribution.log_prob(steps.extras.raw), distribution.entropy(key)
-    return ppo.Evaluation(log_prob=log_prob, value=values, entropy=entropy)
+    return ppo.ActionEvaluation(log_prob=log_prob, value=values, entropy=entropy)
 
 
 def _one_step(observation: Observation, memory: PyTree) -> tuple[Observation, PyTree, Array]:
-    """The observation as a sequence of one step, its memory, and that no episode opens: a memory that is to
-    be acted with has been reset already."""
+    """Return the observation as a sequence of one step, its memory, and that no episode opens: a memory that
+    is to be acted with has been reset already."""
     sequence = jax.tree.map(lambda x: x[None], observation)
-    return sequence, memory, jnp.zeros(sequence.time.shape, bool)
+    return sequence, memory, jnp.zeros(sequence.step_count.shape, bool)

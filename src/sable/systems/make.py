@@ -12,7 +12,7 @@ SYSTEMS = {name: f"sable.systems.{name}" for name in SYSTEM_CONFIGS}
 
 
 def make(name: str, spec: EnvSpec, config) -> System:
-    """The named system for this kind of environment."""
+    """Return the named system for this kind of environment."""
     check_actions(name, discrete=spec.discrete, task="this environment")
     return module_of(name, config).make(spec, config)
 

@@ -12,5 +12,5 @@ make_policy = partial(ippo.make_policy, centralised=True)
 
 
 def make(spec: EnvSpec, config: ActorCriticConfig) -> System:
-    """MAPPO for this kind of environment."""
+    """Return MAPPO for this kind of environment."""
     return ppo.make(make_policy(spec, config), config, spec)

@@ -15,7 +15,7 @@ from sable.types import EnvSpec, PyTree
 
 
 def make(spec: EnvSpec, config: MASACConfig) -> System:
-    """MASAC for this kind of environment."""
+    """Return MASAC for this kind of environment."""
     return sac.make(spec, config, make_policies(spec, config))
 
 
@@ -25,8 +25,8 @@ def make_policies(spec: EnvSpec, config: MASACConfig) -> sac.Policies:
     return sac.Policies(
         init=lambda key: net.init(key, jnp.zeros((spec.num_agents, spec.view_size))),
         act=partial(act, net),
-        open=lambda optimiser, params: optimiser.init(params),
-        improve=partial(improve, net),
+        init_optimiser=lambda optimiser, params: optimiser.init(params),
+        update_policy=partial(update_policy, net),
     )
 
 
@@ -36,28 +36,28 @@ def act(net: SoftPolicy, params: PyTree, view: Array) -> tp.Any:
 
 
 def policy_loss(
-    net: SoftPolicy, view: Array, judge: sac.Judge, temperature: Array, key: Array, params: PyTree
+    net: SoftPolicy, view: Array, critic_fn: sac.CriticFn, temperature: Array, key: Array, params: PyTree
 ) -> tuple[Array, Array]:
     """Return E[sum_i alpha_i log pi_i(a_i) - Q(s, a)], all actions the policy's own, and log pi."""
     distribution = act(net, params, view)
     raw = distribution.sample(key)
     log_prob = distribution.log_prob(raw)
     cost = (temperature[None] * log_prob).sum(-1)
-    return (cost - judge(distribution.squash(raw))).mean(), log_prob
+    return (cost - critic_fn(distribution.squash(raw))).mean(), log_prob
 
 
-def improve(
+def update_policy(
     net: SoftPolicy,
     optimiser: sac.Optimiser,
     params: PyTree,
     opt_state: PyTree,
     view: Array,
-    judge: sac.Judge,
+    critic_fn: sac.CriticFn,
     temperature: Array,
     key: Array,
-) -> sac.Improved:
+) -> sac.PolicyUpdate:
     """Take a gradient step for all agents at once."""
-    loss = partial(policy_loss, net, view, judge, temperature, key)
+    loss = partial(policy_loss, net, view, critic_fn, temperature, key)
     (error, log_prob), gradient = jax.value_and_grad(loss, has_aux=True)(params)
     params, opt_state = gradient_step(optimiser, gradient, opt_state, params)
-    return sac.Improved(params, opt_state, error, log_prob)
+    return sac.PolicyUpdate(params, opt_state, error, log_prob)

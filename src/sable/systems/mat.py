@@ -8,10 +8,10 @@ from sable.types import EnvSpec
 
 
 def make(spec: EnvSpec, config: MATConfig) -> System:
-    """MAT for this kind of environment."""
+    """Return MAT for this kind of environment."""
     return ppo.make(make_policy(spec, config), config, spec)
 
 
 def make_policy(spec: EnvSpec, config: MATConfig) -> ppo.Policy:
-    """The network's side of it."""
+    """Return the network's side of it."""
     return autoregressive.make_policy(MAT(config, spec), lambda num_envs: (), chunk=1)

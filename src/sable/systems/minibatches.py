@@ -13,7 +13,7 @@ MICROBATCH = 2**18
 
 @struct
 class Batch:
-    """What an epoch is cut into minibatches from; environments on axis 1 of the steps, 0 of the memory."""
+    """The data minibatches are taken from; environments on axis 1 of the steps, 0 of the memory."""
 
     steps: Transition
     advantage: Array
@@ -54,7 +54,7 @@ def split_time(batch: Batch, chunk: int) -> Batch:
         return x.reshape(chunk, -1, *x.shape[3:])
 
     extras = batch.steps.extras
-    bare = replace(batch.steps, extras=replace(extras, memory=()))
-    steps, advantage, target = jax.tree.map(column, (bare, batch.advantage, batch.target))
+    without_memory = replace(batch.steps, extras=replace(extras, memory=()))
+    steps, advantage, target = jax.tree.map(column, (without_memory, batch.advantage, batch.target))
     memory = jax.tree.map(lambda x: column(x)[0], extras.memory)
     return Batch(steps=steps, advantage=advantage, target=target, memory=memory)

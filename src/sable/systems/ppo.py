@@ -14,24 +14,24 @@ from sable.ops import sharding
 from sable.ops import trees as tree
 from sable.ops.losses import clipped_surrogate, clipped_value_error, standardise
 from sable.ops.returns import gae
-from sable.systems.base import System, configured, gradient_step
+from sable.systems.base import System, gradient_step, hyperparameters_from
 from sable.systems.minibatches import Batch, microbatches, num_microbatches, split_time
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 
 @struct
-class Acted:
-    """What acting leaves behind for learning; agents in natural order."""
+class PolicyExtras:
+    """The `Decision.extras` of a PPO policy, which learning needs again; agents in natural order."""
 
     raw: Array  # [.., N] or [.., N, action_size], the action as it was sampled, before squashing and scaling
     log_prob: Array  # [.., N]
     value: Array  # [.., N]
-    memory: PyTree = ()  # what was remembered before acting, where learning starts in mid-rollout
+    memory: PyTree = ()  # the memory before acting, where learning starts in mid-rollout
 
 
 @struct
-class Evaluation:
-    """What the current parameters say about actions already taken; agents in natural order."""
+class ActionEvaluation:
+    """The current parameters' view of actions already taken; agents in natural order."""
 
     log_prob: Array  # [T, B, N]
     value: Array  # [T, B, N]
@@ -45,25 +45,26 @@ class Policy(tp.NamedTuple):
     init: tp.Callable[[Array], PyTree]
     initial_memory: tp.Callable[[int], PyTree]
     act: tp.Callable[[PyTree, Observation, PyTree, Array, Array | None], Decision]
-    """(params, observation [B], memory, order, key) -> Decision whose extras are `Acted`"""
+    """(params, observation [B], memory, order, key) -> Decision whose extras are `PolicyExtras`"""
     value: tp.Callable[[PyTree, Observation, PyTree, Array], Array]
     """(params, observation [B], memory, order) -> [B, N]"""
-    evaluate: tp.Callable[[PyTree, Transition, PyTree, Array, Array], Evaluation]
-    """(params, steps [T, B] as `prepare` gives them, start memory [B], order, key) -> Evaluation"""
+    evaluate_actions: tp.Callable[[PyTree, Transition, PyTree, Array, Array], ActionEvaluation]
+    """(params, steps [T, B] as `prepare` gives them, start memory [B], order, key) -> ActionEvaluation"""
     learning_rate: PyTree
     """Adam's step size, or one for each entry of the parameters, whose gradients are then clipped apart."""
     chunk: int
-    """How many contiguous time steps `evaluate` is given: 1 where each stands alone. Where it is neither 1
-    nor the whole rollout, `Acted.memory` says what each chunk begins with."""
+    """How many contiguous time steps `evaluate_actions` is given: 1 where each stands alone. Where it is
+    neither 1 nor the whole rollout, `PolicyExtras.memory` says what each chunk begins with."""
     prepare: tp.Callable[[Transition], Transition] = lambda steps: steps
-    """What `evaluate` needs of steps and no parameter enters, done once for all minibatches"""
+    """steps -> the steps as `evaluate_actions` takes them; no parameter enters, so it is done once for all
+    minibatches"""
     agent_order: str | None = None
-    """Where `order` comes from: `natural`, or drawn anew `per_rollout`, for acting and learning alike, or
-    `per_epoch`, for learning only. None where the policy ignores it."""
+    """Where `order` comes from: `natural_order`, or drawn anew `per_rollout`, for acting and learning alike,
+    or `per_epoch`, for learning only. None where the policy ignores it."""
 
 
 @struct
-class Hyper:
+class Hyperparameters:
     """The numbers a batch of learners can differ in while sharing one program."""
 
     learning_rate: PyTree
@@ -77,7 +78,7 @@ class Hyper:
 @struct
 class PPOLearner:
     params: PyTree
-    hyper: Hyper
+    hyper: Hyperparameters
     opt_state: PyTree
     order: Array  # [N] the order agents act in
     num_updates: Array
@@ -87,36 +88,38 @@ class PPOLearner:
 
 def make(policy: Policy, config: PPOConfig, spec: EnvSpec) -> System:
     """Return the system that trains `policy` by PPO."""
-    natural = jnp.arange(spec.num_agents)
+    natural_order = jnp.arange(spec.num_agents)
     return System(
-        hyper=configured(Hyper, config, learning_rate=policy.learning_rate),
-        init=partial(init, policy, config, natural),
+        hyper=hyperparameters_from(Hyperparameters, config, learning_rate=policy.learning_rate),
+        init=partial(init, policy, config, natural_order),
         initial_memory=policy.initial_memory,
         explore=partial(explore, policy),
-        exploit=partial(exploit, policy, natural),
-        final=partial(final, policy, config),
+        act=partial(act, policy, natural_order),
+        next_extras=partial(next_extras, policy, config),
         learn=partial(learn, policy, config),
     )
 
 
-def init(policy: Policy, config: PPOConfig, natural: Array, key: Array, hyper: Hyper) -> PPOLearner:
-    """Return a fresh learner; `natural` is the agents' own order."""
+def init(
+    policy: Policy, config: PPOConfig, natural_order: Array, key: Array, hyper: Hyperparameters
+) -> PPOLearner:
+    """Return a fresh learner; `natural_order` is the agents' own order."""
     params_key, order_key = jax.random.split(key)
     params, num_updates = policy.init(params_key), jnp.zeros((), jnp.int32)
     return PPOLearner(
         params=params,
         hyper=hyper,
         opt_state=optimiser(config, hyper, num_updates).init(params),
-        order=draw_order(policy, "per_rollout", order_key, natural),
+        order=draw_order(policy, "per_rollout", order_key, natural_order),
         num_updates=num_updates,
         largest_reward=jnp.zeros(()) if config.advantage_floor else (),
     )
 
 
-def optimiser(config: PPOConfig, hyper: Hyper, num_updates: Array) -> optax.GradientTransformation:
+def optimiser(config: PPOConfig, hyper: Hyperparameters, num_updates: Array) -> optax.GradientTransformation:
     """Return Adam behind clipping by the global norm, its rate annealed to zero where that is configured."""
 
-    def one(rate: Array) -> optax.GradientTransformation:
+    def clipped_adam(rate: Array) -> optax.GradientTransformation:
         if config.learning_rate_horizon:
             horizon = config.learning_rate_horizon / (config.num_envs * config.rollout_length)  # in updates
             rate = rate * jnp.maximum(0.0, 1.0 - num_updates / horizon)
@@ -124,8 +127,10 @@ def optimiser(config: PPOConfig, hyper: Hyper, num_updates: Array) -> optax.Grad
 
     rates = hyper.learning_rate
     if not isinstance(rates, dict):
-        return one(rates)
-    return optax.multi_transform({name: one(rate) for name, rate in rates.items()}, {n: n for n in rates})
+        return clipped_adam(rates)
+    return optax.multi_transform(
+        {name: clipped_adam(rate) for name, rate in rates.items()}, {n: n for n in rates}
+    )
 
 
 def draw_order(policy: Policy, when: str, key: Array, order: Array) -> Array:
@@ -140,19 +145,19 @@ def explore(
     return policy.act(learner.params, observation, memory, learner.order, key)
 
 
-def exploit(
+def act(
     policy: Policy,
-    natural: Array,
+    natural_order: Array,
     params: PyTree,
     observation: Observation,
     memory: PyTree,
     key: Array | None,
 ) -> Decision:
     """Act in the natural order of agents."""
-    return policy.act(params, observation, memory, natural, key)
+    return policy.act(params, observation, memory, natural_order, key)
 
 
-def final(
+def next_extras(
     policy: Policy, config: PPOConfig, learner: PPOLearner, observation: Observation, memory: PyTree
 ) -> PyTree:
     """Return the value of a true last observation, where time limits are bootstrapped through."""
@@ -166,13 +171,13 @@ def compute_advantages(
 ) -> tuple[Array, Array]:
     """Return (advantage, target) of every step by GAE, as the parameters that acted saw it."""
     steps, last, value = rollout.steps, rollout.last, rollout.steps.extras.value
-    last_memory = tree.reset(rollout.last_memory, last.first)
+    last_memory = tree.reset_memory(rollout.last_memory, last.first)
     last_value = policy.value(learner.params, last.observation, last_memory, learner.order)
     next_value = jnp.concatenate([value[1:], last_value[None]])
     next_first = jnp.concatenate([steps.first[1:], last.first[None]])
     trace = bootstrap = 1.0 - next_first
     if config.bootstrap_time_limits:
-        next_value = tree.select(next_first, steps.final, next_value)
+        next_value = tree.select(next_first, steps.next_extras, next_value)
         bootstrap = steps.discount
     hyper = learner.hyper
     return gae(steps.reward, value, next_value, bootstrap, trace, hyper.discount, hyper.gae_lambda)
@@ -187,32 +192,38 @@ def scale_floor(config: PPOConfig, learner: PPOLearner, reward: Array) -> tuple[
     if not config.advantage_floor:
         return learner, 0.0
     largest = jnp.maximum(learner.largest_reward, jnp.abs(reward).max())
-    least = jnp.where(largest > 0, config.advantage_floor * largest, jnp.inf)
-    return replace(learner, largest_reward=largest), least
+    min_std = jnp.where(largest > 0, config.advantage_floor * largest, jnp.inf)
+    return replace(learner, largest_reward=largest), min_std
 
 
 def loss(
-    policy: Policy, config: PPOConfig, hyper: Hyper, order: Array, params: PyTree, batch: Batch, key: Array
+    policy: Policy,
+    config: PPOConfig,
+    hyper: Hyperparameters,
+    order: Array,
+    params: PyTree,
+    batch: Batch,
+    key: Array,
 ) -> tuple[Array, Metrics]:
     """Return PPO's loss over a batch whose advantages are standardised, and metrics.
 
     clipped surrogate + value_weight * clipped value error - entropy_weight * entropy, each a mean over all
     agents of all steps.
     """
-    before = batch.steps.extras
-    now = policy.evaluate(params, batch.steps, batch.memory, order, key)
-    ratio = jnp.exp(now.log_prob - before.log_prob)
+    old = batch.steps.extras
+    new = policy.evaluate_actions(params, batch.steps, batch.memory, order, key)
+    ratio = jnp.exp(new.log_prob - old.log_prob)
     actor = clipped_surrogate(ratio, batch.advantage, hyper.clip_eps).mean()
     value_clip_range = hyper.clip_eps if config.clip_value else jnp.inf
-    critic = clipped_value_error(now.value, before.value, batch.target, value_clip_range).mean()
-    entropy = now.entropy.mean()
+    critic = clipped_value_error(new.value, old.value, batch.target, value_clip_range).mean()
+    entropy = new.entropy.mean()
     total = actor + config.value_weight * critic - hyper.entropy_weight * entropy
     return total, {
         "loss/total": total,
         "loss/actor": actor,
         "loss/critic": critic,
         "policy/entropy": entropy,
-        "policy/kl": (ratio - 1 - (now.log_prob - before.log_prob)).mean(),
+        "policy/kl": (ratio - 1 - (new.log_prob - old.log_prob)).mean(),
         "policy/clipped": (jnp.abs(ratio - 1) > hyper.clip_eps).mean(),
         "policy/largest_change": jnp.abs(ratio - 1).max(),
     }
@@ -221,7 +232,8 @@ def loss(
 def accumulate_gradients(
     loss: tp.Callable[[PyTree, Batch, Array], tuple[Array, Metrics]], params: PyTree, batch: Batch, key: Array
 ) -> tuple[PyTree, Metrics]:
-    """Return the gradient of a loss and its metrics, of a large batch one microbatch at a time.
+    """Return the gradient of a loss and its metrics, of a large batch by gradient accumulation over
+    microbatches.
 
     Activations of one microbatch are held instead of the whole batch's; microbatches are equal in size, so
     the mean of their gradients is the gradient of the whole.
@@ -232,12 +244,12 @@ def accumulate_gradients(
     if num == 1:
         return gradient(params, batch, key)
 
-    def add(total: PyTree, now: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
-        own, metrics = gradient(params, *now)
-        return jax.tree.map(lambda a, b: a + b / num, total, own), metrics
+    def add(total: PyTree, inputs: tuple[Batch, Array]) -> tuple[PyTree, Metrics]:
+        gradients, metrics = gradient(params, *inputs)
+        return jax.tree.map(lambda a, b: a + b / num, total, gradients), metrics
 
-    each = microbatches(batch, num), jax.random.split(key, num)
-    total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), each)
+    inputs = microbatches(batch, num), jax.random.split(key, num)
+    total, metrics = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), inputs)
     largest = metrics["policy/largest_change"].max()
     return total, jax.tree.map(jnp.mean, metrics) | {"policy/largest_change": largest}
 
@@ -245,19 +257,19 @@ def accumulate_gradients(
 def update_minibatch(
     policy: Policy,
     config: PPOConfig,
-    whole: Batch,
-    least: Array | float,
+    data: Batch,
+    min_std: Array | float,
     learner: PPOLearner,
-    now: tuple[Array, Array, Array],
+    inputs: tuple[Array, Array, Array],
 ) -> tuple[PPOLearner, Metrics]:
-    """Take one gradient step on some columns of the whole batch; `now` is (columns, order, key)."""
-    columns, order, key = now
-    columns = sharding.shared(columns)
+    """Take one gradient step on some columns of the data; `inputs` is (columns, order, key)."""
+    columns, order, key = inputs
+    columns = sharding.shard(columns)
     batch = Batch(
-        steps=tree.take(whole.steps, columns, axis=1),
-        advantage=standardise(whole.advantage[:, columns], least),
-        target=whole.target[:, columns],
-        memory=tree.take(whole.memory, columns),
+        steps=tree.take(data.steps, columns, axis=1),
+        advantage=standardise(data.advantage[:, columns], min_std),
+        target=data.target[:, columns],
+        memory=tree.take(data.memory, columns),
     )
     own_loss = partial(loss, policy, config, learner.hyper, order)
     gradient, metrics = accumulate_gradients(own_loss, learner.params, batch, key)
@@ -271,16 +283,16 @@ def learn(
     policy: Policy, config: PPOConfig, learner: PPOLearner, rollout: Rollout, key: Array
 ) -> tuple[PPOLearner, Metrics]:
     """Run all epochs over a rollout, each a random division of its columns into minibatches."""
-    learner, least = scale_floor(config, learner, rollout.steps.reward)
+    learner, min_std = scale_floor(config, learner, rollout.steps.reward)
     advantage, target = compute_advantages(policy, config, learner, rollout)
     steps = policy.prepare(rollout.steps)
-    whole = Batch(steps=steps, advantage=advantage, target=target, memory=rollout.start_memory)
+    data = Batch(steps=steps, advantage=advantage, target=target, memory=rollout.start_memory)
     if policy.chunk < config.rollout_length:
-        whole = split_time(whole, policy.chunk)
+        data = split_time(data, policy.chunk)
     # Minibatches take from anywhere in it: brought together once, it is not gathered again.
-    whole = sharding.whole(whole)
-    num_columns = whole.advantage.shape[1]
-    update = partial(update_minibatch, policy, config, whole, least)
+    data = sharding.replicate(data)
+    num_columns = data.advantage.shape[1]
+    update = partial(update_minibatch, policy, config, data, min_std)
 
     def epoch(learner: PPOLearner, key: Array) -> tuple[PPOLearner, Metrics]:
         columns_key, order_key, loss_key = jax.random.split(key, 3)

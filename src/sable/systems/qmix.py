@@ -15,7 +15,7 @@ from sable.nets.qmix import Mixer, agent_q
 from sable.ops.distributions import masked_categorical
 from sable.ops.losses import td_target
 from sable.systems import replay as replays
-from sable.systems.base import System, configured, gradient_step
+from sable.systems.base import System, gradient_step, hyperparameters_from
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Rollout, Transition, struct
 
 Networks = dict[str, PyTree]
@@ -23,7 +23,7 @@ Networks = dict[str, PyTree]
 
 
 @struct
-class Hyper:
+class Hyperparameters:
     """The numbers a batch of learners can differ in while sharing one program."""
 
     q_learning_rate: Array
@@ -39,7 +39,7 @@ class QMIXLearner:
     params: PyTree  # of the agents' network, all that acting needs
     mixer: PyTree
     target: Networks
-    hyper: Hyper
+    hyper: Hyperparameters
     opt_state: PyTree  # over both networks
     num_updates: Array  # gradient steps
     env_steps: Array
@@ -47,7 +47,7 @@ class QMIXLearner:
 
 
 class Nets(tp.NamedTuple):
-    """What does not change while a team learns."""
+    """All that does not change while a team learns."""
 
     spec: EnvSpec
     config: QMIXConfig
@@ -66,34 +66,34 @@ def make(spec: EnvSpec, config: QMIXConfig) -> System:
         return enough & (size >= config.sequence_length)
 
     learn_from_replay = replays.make_learn(
-        replay, config, lambda rollout: _keep(rollout.steps), partial(update, nets), ready
+        replay, config, lambda rollout: _to_replay(rollout.steps), partial(update, nets), ready
     )
 
     def learn(learner: QMIXLearner, rollout: Rollout, key: Array) -> tuple[QMIXLearner, Metrics]:
-        explored = {"exploration/epsilon": epsilon(learner)}
+        exploration = {"exploration/epsilon": epsilon(learner)}
         learner, metrics = learn_from_replay(learner, rollout, key)
-        return learner, metrics | explored
+        return learner, metrics | exploration
 
     return System(
-        hyper=configured(Hyper, config),
+        hyper=hyperparameters_from(Hyperparameters, config),
         init=partial(init, nets, replay),
         initial_memory=partial(initial_memory, nets),
         explore=partial(explore, nets),
-        exploit=partial(exploit, nets),
-        final=lambda learner, observation, memory: (),
+        act=partial(act, nets),
+        next_extras=lambda learner, observation, memory: (),
         learn=learn,
     )
 
 
-def init(nets: Nets, replay: replays.Replay, key: Array, hyper: Hyper) -> QMIXLearner:
+def init(nets: Nets, replay: replays.Replay, key: Array, hyper: Hyperparameters) -> QMIXLearner:
     """Return a fresh learner, its target networks copies of the learned ones."""
     agent_key, mixer_key = jax.random.split(key)
-    step = _blank(nets.spec)
-    alone = jax.tree.map(lambda x: x[None, None], step)
-    view, state = alone.observation.view, global_state(alone.observation)
+    step = _zero_transition(nets.spec)
+    batch_of_one = jax.tree.map(lambda x: x[None, None], step)
+    view, state = batch_of_one.observation.view, global_state(batch_of_one.observation)
     networks: PyTree = {
-        "agent": nets.agent.init(agent_key, view, initial_memory(nets, 1), alone.first),
-        "mixer": nets.mixer.init(mixer_key, alone.action.astype(view.dtype), state),
+        "agent": nets.agent.init(agent_key, view, initial_memory(nets, 1), batch_of_one.first),
+        "mixer": nets.mixer.init(mixer_key, batch_of_one.action.astype(view.dtype), state),
     }
     return QMIXLearner(
         params=networks["agent"],
@@ -107,7 +107,7 @@ def init(nets: Nets, replay: replays.Replay, key: Array, hyper: Hyper) -> QMIXLe
     )
 
 
-def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+def optimiser(hyper: Hyperparameters) -> optax.GradientTransformation:
     """Return Adam behind clipping by the global norm over both networks."""
     clip = optax.clip_by_global_norm(hyper.max_grad_norm)
     return optax.chain(clip, optax.adam(hyper.q_learning_rate))
@@ -118,13 +118,11 @@ def initial_memory(nets: Nets, num_envs: int) -> Array:
     return jnp.zeros((num_envs, nets.spec.num_agents, nets.config.recurrent_size))
 
 
-def exploit(
-    nets: Nets, params: PyTree, observation: Observation, memory: PyTree, key: Array | None
-) -> Decision:
+def act(nets: Nets, params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
     """Take the legal action of the highest value."""
     first = jnp.zeros((1, memory.shape[0]), bool)  # whoever calls has emptied the memory where it is
     q, memory = nets.agent.apply(params, observation.view[None], memory, first)
-    return Decision(action=masked_categorical(q[0], observation.legal).mode(), memory=memory, extras=())
+    return Decision(action=masked_categorical(q[0], observation.action_mask).mode(), memory=memory, extras=())
 
 
 def explore(
@@ -132,10 +130,10 @@ def explore(
 ) -> Decision:
     """Act epsilon-greedily, each agent for itself."""
     chance_key, action_key = jax.random.split(key)
-    greedy, legal = exploit(nets, learner.params, observation, memory, key), observation.legal
-    anything = masked_categorical(jnp.zeros(legal.shape), legal).sample(action_key)
-    random = jax.random.bernoulli(chance_key, epsilon(learner), anything.shape)
-    return replace(greedy, action=jnp.where(random, anything, greedy.action))
+    greedy, action_mask = act(nets, learner.params, observation, memory, key), observation.action_mask
+    random_action = masked_categorical(jnp.zeros(action_mask.shape), action_mask).sample(action_key)
+    is_random = jax.random.bernoulli(chance_key, epsilon(learner), random_action.shape)
+    return replace(greedy, action=jnp.where(is_random, random_action, greedy.action))
 
 
 def loss(
@@ -156,12 +154,12 @@ def loss(
 
     state = global_state(batch.observation)
     q, target_q = q_values(networks["agent"]), q_values(target["agent"])
-    best = masked_categorical(q, batch.observation.legal).mode()
-    value = mix(networks["mixer"], _entry(q, batch.action)[:-1], state[:-1])
-    next_value = mix(target["mixer"], _entry(target_q, best)[1:], state[1:])
+    best = masked_categorical(q, batch.observation.action_mask).mode()
+    value = mix(networks["mixer"], _take_action(q, batch.action)[:-1], state[:-1])
+    next_value = mix(target["mixer"], _take_action(target_q, best)[1:], state[1:])
     # A time step that opens an episode says nothing of the one before.
-    goes_on = 1.0 - batch.first[1:]
-    y = td_target(batch.reward[:-1], discount * goes_on, next_value)
+    continues = 1.0 - batch.first[1:]
+    y = td_target(batch.reward[:-1], discount * continues, next_value)
     error = jnp.square(value - y).mean()
     return error, {"loss/q": error, "value/mean": value.mean(), "value/target": y.mean()}
 
@@ -189,29 +187,29 @@ def update(nets: Nets, learner: QMIXLearner, batch: Transition, key: Array) -> t
 
 
 def epsilon(learner: QMIXLearner) -> Array:
-    """The chance of a random action: 1 at first, falling with every environment step to its floor."""
+    """Return the chance of a random action: 1 at first, falling with every environment step to its floor."""
     return jnp.maximum(learner.hyper.epsilon_min, 1.0 - learner.hyper.epsilon_decay * learner.env_steps)
 
 
-def _keep(steps: Transition) -> Transition:
-    """The steps with one reward for the team, and without what learning does not look at."""
+def _to_replay(steps: Transition) -> Transition:
+    """Return the steps with one reward for the team, and without what learning does not look at."""
     return replace(
         steps,
-        observation=replace(steps.observation, time=()),
+        observation=replace(steps.observation, step_count=()),
         reward=steps.reward.mean(-1),
         discount=(),
         extras=(),
-        final=(),
+        next_extras=(),
     )
 
 
-def _blank(spec: EnvSpec) -> Transition:
-    """One step as replay keeps it, all zeros."""
+def _zero_transition(spec: EnvSpec) -> Transition:
+    """Return one step as replay keeps it, all zeros."""
     team = (spec.num_agents,)
     observation = Observation(
         view=jnp.zeros((*team, spec.view_size)),
-        legal=jnp.zeros((*team, spec.num_actions), bool),
-        time=jnp.zeros((), jnp.int32),
+        action_mask=jnp.zeros((*team, spec.num_actions), bool),
+        step_count=jnp.zeros((), jnp.int32),
         state=jnp.zeros(spec.state_size) if spec.state_size else (),
     )
     step = Transition(
@@ -221,11 +219,11 @@ def _blank(spec: EnvSpec) -> Transition:
         discount=jnp.zeros(()),
         first=jnp.zeros((), bool),
         extras=(),
-        final=(),
+        next_extras=(),
     )
-    return _keep(step)
+    return _to_replay(step)
 
 
-def _entry(q: Array, action: Array) -> Array:
-    """The entry `action` [..] of `q` [.., A]; as a product, whose gradient is no scatter."""
+def _take_action(q: Array, action: Array) -> Array:
+    """Return the entry `action` [..] of `q` [.., A]; as a product, whose gradient is no scatter."""
     return (q * jax.nn.one_hot(action, q.shape[-1])).sum(-1)

@@ -27,7 +27,7 @@ class Replay(tp.NamedTuple):
 
 
 def make(num_envs: int, max_length: int, length: int, batch_size: int) -> Replay:
-    """Replay of `length` contiguous time steps out of the newest `max_length` of each environment."""
+    """Return replay of `length` contiguous time steps out of the newest `max_length` of each environment."""
     buffer = flashbax.make_trajectory_buffer(
         add_batch_size=num_envs,
         sample_batch_size=batch_size,
@@ -42,8 +42,8 @@ def make(num_envs: int, max_length: int, length: int, batch_size: int) -> Replay
 
     def sample(store: tp.Any, key: Array) -> PyTree:
         with jax.numpy_rank_promotion("allow"):  # not ours to hold to it
-            drawn = buffer.sample(store, key).experience
-        return jax.tree.map(lambda x: x.swapaxes(0, 1), drawn)
+            sampled = buffer.sample(store, key).experience
+        return jax.tree.map(lambda x: x.swapaxes(0, 1), sampled)
 
     def size(store: tp.Any) -> Array:
         return jnp.where(store.is_full, max_length, store.current_index)
@@ -54,11 +54,12 @@ def make(num_envs: int, max_length: int, length: int, batch_size: int) -> Replay
 def make_learn(
     replay: Replay,
     config: ReplayConfig,
-    keep: tp.Callable[[Rollout], PyTree],
+    to_items: tp.Callable[[Rollout], PyTree],
     update: tp.Callable[[tp.Any, PyTree, Array], tuple[tp.Any, Metrics]],
     ready: tp.Callable[[tp.Any], Array],
 ) -> tp.Callable[[tp.Any, Rollout, Array], tuple[tp.Any, Metrics]]:
-    """Return `System.learn`: store what `keep` takes of a rollout, then sample and `update` several times.
+    """Return `System.learn`: store what `to_items` takes of a rollout, then sample and `update` several
+    times.
 
     It counts the environment steps too. Until the learner is `ready`, updates are computed and thrown away:
     with seeds side by side a branch not taken costs as much.
@@ -66,15 +67,15 @@ def make_learn(
 
     def learn(learner: tp.Any, rollout: Rollout, key: Array) -> tuple[tp.Any, Metrics]:
         env_steps = learner.env_steps + config.num_envs * config.rollout_length
-        learner = replace(learner, replay=replay.add(learner.replay, keep(rollout)), env_steps=env_steps)
-        store, go = learner.replay, ready(learner)
+        learner = replace(learner, replay=replay.add(learner.replay, to_items(rollout)), env_steps=env_steps)
+        store, is_ready = learner.replay, ready(learner)
         sample_keys, update_keys = jax.random.split(key, (2, config.num_updates_per_rollout))
         # Drawn all at once: a gradient step takes little longer than drawing its batch would.
         batches = jax.vmap(replay.sample, (None, 0))(store, sample_keys)
 
-        def update_if_ready(learner: tp.Any, now: tuple[PyTree, Array]) -> tuple[tp.Any, Metrics]:
-            updated, metrics = update(learner, *now)
-            return tree.select(go, (updated, metrics), (learner, jax.tree.map(jnp.zeros_like, metrics)))
+        def update_if_ready(learner: tp.Any, inputs: tuple[PyTree, Array]) -> tuple[tp.Any, Metrics]:
+            updated, metrics = update(learner, *inputs)
+            return tree.select(is_ready, (updated, metrics), (learner, jax.tree.map(jnp.zeros_like, metrics)))
 
         learner, metrics = jax.lax.scan(update_if_ready, replace(learner, replay=()), (batches, update_keys))
         return replace(learner, replay=store), jax.tree.map(jnp.mean, metrics)

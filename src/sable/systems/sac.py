@@ -25,16 +25,16 @@ from sable.ops import trees as tree
 from sable.ops.distributions import TanhNormal
 from sable.ops.losses import soft_q_target
 from sable.systems import replay as replays
-from sable.systems.base import System, configured, gradient_step
+from sable.systems.base import System, gradient_step, hyperparameters_from
 from sable.types import Decision, EnvSpec, Metrics, Observation, PyTree, Transition, struct
 
 Optimiser = optax.GradientTransformation
-Judge = tp.Callable[[Array], Array]
-"""The team's squashed actions [B, N, A] -> their value [B] in the situations at hand."""
+CriticFn = tp.Callable[[Array], Array]
+"""The team's squashed actions [B, N, A] -> their Q-value [B] in the states of a batch."""
 
 
-class Improved(tp.NamedTuple):
-    """What improving the policies leaves behind."""
+class PolicyUpdate(tp.NamedTuple):
+    """The result of a policy update."""
 
     params: PyTree
     opt_state: PyTree
@@ -43,20 +43,20 @@ class Improved(tp.NamedTuple):
 
 
 class Policies(tp.NamedTuple):
-    """The agents' policies, and how they improve."""
+    """The agents' policies, and how they are updated."""
 
     init: tp.Callable[[Array], PyTree]
     """key -> params"""
     act: tp.Callable[[PyTree, Array], TanhNormal]
     """(params, view [B, N, F]) -> the distribution of every agent's action [B, N, A]"""
-    open: tp.Callable[[Optimiser, PyTree], PyTree]
+    init_optimiser: tp.Callable[[Optimiser, PyTree], PyTree]
     """(optimiser, params) -> opt_state"""
-    improve: tp.Callable[[Optimiser, PyTree, PyTree, Array, Judge, Array, Array], Improved]
-    """(optimiser, params, opt_state, view [B, N, F], judge, temperature [N], key) -> Improved"""
+    update_policy: tp.Callable[[Optimiser, PyTree, PyTree, Array, CriticFn, Array, Array], PolicyUpdate]
+    """(optimiser, params, opt_state, view [B, N, F], critic_fn, temperature [N], key) -> PolicyUpdate"""
 
 
 @struct
-class Hyper:
+class Hyperparameters:
     """The numbers a batch of learners can differ in while sharing one program."""
 
     policy_learning_rate: Array
@@ -69,7 +69,7 @@ class Hyper:
     max_grad_norm: Array
 
 
-class Each(tp.NamedTuple):
+class PerNetwork(tp.NamedTuple):
     """An optimiser, or its state, for each thing that learns."""
 
     policy: tp.Any
@@ -83,15 +83,15 @@ class SACLearner:
     q: PyTree  # both critics, along a leading [2]
     target: PyTree  # likewise
     log_temperature: Array  # [N]
-    hyper: Hyper
-    opt_states: Each
+    hyper: Hyperparameters
+    opt_states: PerNetwork
     num_updates: Array  # gradient steps of the critics
     env_steps: Array
     replay: PyTree
 
 
 class Team(tp.NamedTuple):
-    """What does not change while a team learns."""
+    """All that does not change while a team learns."""
 
     spec: EnvSpec
     config: SACConfig
@@ -114,24 +114,28 @@ def make(spec: EnvSpec, config: SACConfig, policies: Policies) -> System:
 
     grouped = replace(config, num_updates_per_rollout=config.num_updates_per_rollout // group)
     return System(
-        hyper=configured(Hyper, config),
+        hyper=hyperparameters_from(Hyperparameters, config),
         init=partial(init, team, replay),
         initial_memory=lambda num_envs: (),
         explore=partial(explore, team),
-        exploit=partial(exploit, team),
-        final=lambda learner, observation, memory: _seen(observation),
+        act=partial(act, team),
+        next_extras=lambda learner, observation, memory: _used_observation(observation),
         learn=replays.make_learn(
-            replay, grouped, lambda rollout: _keep(rollout.steps), partial(update, team, group), ready
+            replay, grouped, lambda rollout: _to_replay(rollout.steps), partial(update, team, group), ready
         ),
     )
 
 
-def init(team: Team, replay: replays.Replay, key: Array, hyper: Hyper) -> SACLearner:
+def init(team: Team, replay: replays.Replay, key: Array, hyper: Hyperparameters) -> SACLearner:
     """Return a fresh learner, its target critics copies of the critics."""
     policy_key, q_key = jax.random.split(key)
-    params, blank, optimisers = team.policies.init(policy_key), _blank(team.spec), _optimisers(hyper)
-    state = global_state(blank.observation)
-    q = init_each(lambda key: team.critic.init(key, state, blank.action), q_key, 2)
+    params, zero_transition, optimisers = (
+        team.policies.init(policy_key),
+        _zero_transition(team.spec),
+        _optimisers(hyper),
+    )
+    state = global_state(zero_transition.observation)
+    q = init_ensemble(lambda key: team.critic.init(key, state, zero_transition.action), q_key, 2)
     log_temperature = jnp.full(team.spec.num_agents, jnp.log(hyper.initial_temperature))
     return SACLearner(
         params=params,
@@ -139,14 +143,14 @@ def init(team: Team, replay: replays.Replay, key: Array, hyper: Hyper) -> SACLea
         target=jax.tree.map(jnp.copy, q),  # a buffer cannot be donated twice
         log_temperature=log_temperature,
         hyper=hyper,
-        opt_states=Each(
-            policy=team.policies.open(optimisers.policy, params),
+        opt_states=PerNetwork(
+            policy=team.policies.init_optimiser(optimisers.policy, params),
             q=optimisers.q.init(q),
             temperature=optimisers.temperature.init(log_temperature),
         ),
         num_updates=jnp.zeros((), jnp.int32),
         env_steps=jnp.zeros((), jnp.int32),
-        replay=replay.init(blank),
+        replay=replay.init(zero_transition),
     )
 
 
@@ -161,45 +165,43 @@ def explore(
     return _decision(distribution, jnp.where(learner.env_steps < team.config.warmup_steps, uniform, raw))
 
 
-def exploit(
-    team: Team, params: PyTree, observation: Observation, memory: PyTree, key: Array | None
-) -> Decision:
+def act(team: Team, params: PyTree, observation: Observation, memory: PyTree, key: Array | None) -> Decision:
     """Act by the policies."""
     distribution = team.policies.act(params, observation.view)
     return _decision(distribution, distribution.sample(key))
 
 
 def update(
-    team: Team, group: int, learner: SACLearner, drawn: Transition, key: Array
+    team: Team, group: int, learner: SACLearner, sampled: Transition, key: Array
 ) -> tuple[SACLearner, Metrics]:
     """Take a group of the critics' steps, each on a batch of its own, then the policies' if they are due: as
     many as the critics took since, all on the newest batch, with new actions each time."""
     q_key, policy_key = jax.random.split(key)
-    batches = tree.split(tree.merge(drawn), (group, team.config.batch_size))
+    batches = tree.split(tree.merge(sampled), (group, team.config.batch_size))
     q_keys = jax.random.split(q_key, group)
     learner, metrics = jax.lax.scan(partial(update_critics, team), learner, (batches, q_keys))
     last = jax.tree.map(lambda x: x[-1], batches)
-    improved, policy_metrics = jax.lax.scan(
+    updated, policy_metrics = jax.lax.scan(
         lambda learner, key: update_policies(team, learner, last, key),
         learner,
         jax.random.split(policy_key, team.config.policy_delay),
     )
     due = learner.num_updates % team.config.policy_delay == 0
-    return tree.select(due, improved, learner), jax.tree.map(jnp.mean, metrics | policy_metrics)
+    return tree.select(due, updated, learner), jax.tree.map(jnp.mean, metrics | policy_metrics)
 
 
 def critic_loss(critic: SoftQ, q: PyTree, batch: Transition, target: Array) -> tuple[Array, Array]:
     """Return both critics' squared errors, summed over the two, and their mean value."""
-    value = values(critic, q, batch.observation, batch.action)
+    value = q_values(critic, q, batch.observation, batch.action)
     return jnp.square(value - target[None]).sum(0).mean(), value.mean()
 
 
 def update_critics(
-    team: Team, learner: SACLearner, now: tuple[Transition, Array]
+    team: Team, learner: SACLearner, inputs: tuple[Transition, Array]
 ) -> tuple[SACLearner, Metrics]:
     """Take one gradient step of both critics on a batch, and move their targets after them."""
-    batch, key = now
-    target = targets(team.policies, team.critic, learner, batch, key)
+    batch, key = inputs
+    target = td_targets(team.policies, team.critic, learner, batch, key)
     loss = partial(critic_loss, team.critic, batch=batch, target=target)
     (error, value), gradient = jax.value_and_grad(loss, has_aux=True)(learner.q)
     optimiser = _optimisers(learner.hyper).q
@@ -218,22 +220,22 @@ def update_policies(
 ) -> tuple[SACLearner, Metrics]:
     """Take one gradient step of the policies, and of the temperatures where they are tuned."""
     observation, temperature = batch.observation, jnp.exp(learner.log_temperature)
-    improved = team.policies.improve(
+    updated = team.policies.update_policy(
         _optimisers(learner.hyper).policy,
         learner.params,
         learner.opt_states.policy,
         observation.view,
-        lambda action: values(team.critic, learner.q, observation, action).min(0),
+        lambda action: q_values(team.critic, learner.q, observation, action).min(0),
         temperature,
         key,
     )
-    opt_states = learner.opt_states._replace(policy=improved.opt_state)
-    learner = replace(learner, params=improved.params, opt_states=opt_states)
+    opt_states = learner.opt_states._replace(policy=updated.opt_state)
+    learner = replace(learner, params=updated.params, opt_states=opt_states)
     if team.config.autotune_temperature:
-        learner = update_temperatures(learner, improved.log_prob, team.spec.action_size)
+        learner = update_temperatures(learner, updated.log_prob, team.spec.action_size)
     return learner, {
-        "loss/actor": improved.loss,
-        "policy/entropy": -improved.log_prob.mean(),
+        "loss/actor": updated.loss,
+        "policy/entropy": -updated.log_prob.mean(),
         "policy/temperature": temperature.mean(),
     }
 
@@ -252,46 +254,51 @@ def update_temperatures(learner: SACLearner, log_prob: Array, action_size: int) 
     return replace(learner, log_temperature=log_temperature, opt_states=opt_states)
 
 
-def init_each(init: tp.Callable[[Array], PyTree], key: Array, num: int) -> PyTree:
+def init_ensemble(init: tp.Callable[[Array], PyTree], key: Array, num: int) -> PyTree:
     """Return that many sets of fresh parameters along a leading axis; not by `vmap`, see
-    `training.update.one_by_one`."""
+    `training.update.map_seeds`."""
     return jax.lax.map(init, jax.random.split(key, num))
 
 
-def values(critic: SoftQ, q: PyTree, observation: Observation, action: Array) -> Array:
-    """Return what both critics say [2, B] of the team's squashed actions [B, N, A]."""
+def q_values(critic: SoftQ, q: PyTree, observation: Observation, action: Array) -> Array:
+    """Return both critics' values [2, B] of the team's squashed actions [B, N, A]."""
     return tp.cast(Array, jax.vmap(critic.apply, (0, None, None))(q, global_state(observation), action))
 
 
-def targets(policies: Policies, critic: SoftQ, learner: SACLearner, batch: Transition, key: Array) -> Array:
-    """Return y [B], as above, for transitions whose `final` is what followed."""
-    distribution = policies.act(learner.params, batch.final.view)
+def td_targets(
+    policies: Policies, critic: SoftQ, learner: SACLearner, batch: Transition, key: Array
+) -> Array:
+    """Return y [B], as above, for transitions whose `next_extras` is what followed."""
+    distribution = policies.act(learner.params, batch.next_extras.view)
     raw = distribution.sample(key)
     weighted = jnp.exp(learner.log_temperature)[None] * distribution.log_prob(raw)
-    next_value = values(critic, learner.target, batch.final, distribution.squash(raw))
+    next_value = q_values(critic, learner.target, batch.next_extras, distribution.squash(raw))
     discount = learner.hyper.discount * batch.discount
     return soft_q_target(batch.reward, discount, next_value, weighted.sum(-1), 1.0)
 
 
-def _optimisers(hyper: Hyper) -> Each:
-    rates = Each(hyper.policy_learning_rate, hyper.q_learning_rate, hyper.temperature_learning_rate)
-    return Each(*(optax.chain(optax.clip_by_global_norm(hyper.max_grad_norm), optax.adam(r)) for r in rates))
+def _optimisers(hyper: Hyperparameters) -> PerNetwork:
+    rates = PerNetwork(hyper.policy_learning_rate, hyper.q_learning_rate, hyper.temperature_learning_rate)
+    return PerNetwork(
+        *(optax.chain(optax.clip_by_global_norm(hyper.max_grad_norm), optax.adam(r)) for r in rates)
+    )
 
 
 def _decision(distribution: TanhNormal, raw: Array) -> Decision:
     return Decision(action=distribution.scale(raw), memory=(), extras=distribution.squash(raw))
 
 
-def _seen(observation: Observation) -> Observation:
-    """What policies and critics look at."""
-    return replace(observation, legal=(), time=())
+def _used_observation(observation: Observation) -> Observation:
+    """Return the observation without what neither policies nor critics look at."""
+    return replace(observation, action_mask=(), step_count=())
 
 
-def _keep(steps: Transition) -> Transition:
-    """The steps as replay keeps them: squashed actions, one reward for the team, nothing nobody looks at."""
+def _to_replay(steps: Transition) -> Transition:
+    """Return the steps as replay keeps them: squashed actions, one reward for the team, nothing nobody looks
+    at."""
     return replace(
         steps,
-        observation=_seen(steps.observation),
+        observation=_used_observation(steps.observation),
         action=steps.extras,
         reward=steps.reward.mean(-1),
         first=(),
@@ -299,12 +306,12 @@ def _keep(steps: Transition) -> Transition:
     )
 
 
-def _blank(spec: EnvSpec) -> Transition:
-    """One step as replay keeps it, all zeros."""
+def _zero_transition(spec: EnvSpec) -> Transition:
+    """Return one step as replay keeps it, all zeros."""
     observation = Observation(
         view=jnp.zeros((spec.num_agents, spec.view_size)),
-        legal=jnp.zeros((spec.num_agents, 1), bool),
-        time=jnp.zeros((), jnp.int32),
+        action_mask=jnp.zeros((spec.num_agents, 1), bool),
+        step_count=jnp.zeros((), jnp.int32),
         state=jnp.zeros(spec.state_size) if spec.state_size else (),
     )
     action = jnp.zeros((spec.num_agents, spec.action_size))
@@ -315,6 +322,6 @@ def _blank(spec: EnvSpec) -> Transition:
         discount=jnp.zeros(()),
         first=jnp.zeros((), bool),
         extras=action,
-        final=_seen(observation),
+        next_extras=_used_observation(observation),
     )
-    return _keep(step)
+    return _to_replay(step)

@@ -97,7 +97,7 @@ def take(
     arrays = {}
     for name, leaf in leaves.items():
         array = processes.to_host(_raw(leaf))
-        if processes.leads():
+        if processes.is_main_process():
             # A copy: on a CPU numpy shows the device's own memory, which could not be given away then.
             arrays[name] = tensors.to_storable(np.array(array, order="C"))
     return Snapshot(directory, step, arrays, manifest, metrics)
@@ -144,7 +144,7 @@ def commit(snapshot: Snapshot) -> Path:
 def save(directory: Path, step: int, state: PyTree, *parts: tp.Any) -> Path:
     """Return the path of a committed checkpoint of `state` in a run's directory; the rest is as of `take`."""
     snapshot = take(directory, step, state, *parts)
-    return commit(snapshot) if processes.leads() else _place(directory / FOLDER, step)
+    return commit(snapshot) if processes.is_main_process() else _place(directory / FOLDER, step)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -221,9 +221,13 @@ def _newest_whole(
         except Damaged as problem:
             problems.append(problem)
         else:
-            for problem in problems if processes.leads() else ():
+            for problem in problems if processes.is_main_process() else ():
                 print(f"sable: {problem}; using the one before it, {path.name}", file=sys.stderr)
-            if not problems and processes.leads() and records.goes_beyond(directory, manifest.get("records")):
+            if (
+                not problems
+                and processes.is_main_process()
+                and records.goes_beyond(directory, manifest.get("records"))
+            ):
                 what = f"{directory / METRICS} goes on beyond its newest checkpoint, {path.name}"
                 print(f"sable: {what}: a later one is gone, and this one is used", file=sys.stderr)
             return loaded

@@ -22,11 +22,11 @@ class Compiler:
     def __call__(
         self, function: tp.Callable, *args: PyTree, donate: bool = False, out: PyTree = None
     ) -> tp.Callable:
-        """`function`, compiled for arguments like these; `out` says where on several devices its results
-        go."""
+        """Return `function`, compiled for arguments like these; `out` says where on several devices its
+        results go."""
         began = time.monotonic()
         # Seeds are a batch axis; the old state is dead after the call, so its memory is reused.
-        with jax.default_matmul_precision(self.precision), devices.in_force(self.mesh):
+        with jax.default_matmul_precision(self.precision), devices.use_mesh(self.mesh):
             jitted = jax.jit(function, donate_argnums=(0,) if donate else (), out_shardings=out)
             lowered = jitted.lower(*args)
         compiled = lowered.compile(compiler_options=self.options)
@@ -35,7 +35,7 @@ class Compiler:
 
 
 def options(run: RunConfig) -> dict[str, str | bool]:
-    """What the compiler is told, on this machine."""
+    """Return what the compiler is told, on this machine."""
     if jax.default_backend() == "gpu":
         return {"xla_gpu_deterministic_ops": True} if run.deterministic else {}
     # XLA may hand matrix products, elementwise work and reductions to YNNPACK; its reductions are slow.

@@ -1,4 +1,4 @@
-"""What is shown of a run while it trains: a live view in a terminal, plain lines in a pipe.
+"""The view of a run while it trains: a live one in a terminal, plain lines in a pipe.
 
 rich is imported where first needed.
 """
@@ -33,7 +33,7 @@ class Progress:
     def evaluated(self, steps: int, returns: list[float]) -> None:
         """Take in one evaluation."""
         self.steps = int(steps)
-        self.mean, self.std = spread(returns)
+        self.mean, self.std = mean_and_std(returns)
         self.returns = [*self.returns, self.mean]
 
     @property
@@ -47,8 +47,8 @@ class Progress:
     @property
     def steps_per_second(self) -> float:
         """Environment steps of all seeds per second spent training."""
-        taken = (self.steps - self.resume_steps) * self.num_seeds
-        return taken / self.seconds_training if self.seconds_training > 0 else 0.0
+        steps_taken = (self.steps - self.resume_steps) * self.num_seeds
+        return steps_taken / self.seconds_training if self.seconds_training > 0 else 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -162,13 +162,13 @@ class LiveView:
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """The last `width` values as blocks from their lowest to their highest; gaps where not finite."""
-    shown = values[-width:]
-    finite = [value for value in shown if math.isfinite(value)]
+    """Return the last `width` values as blocks from their lowest to their highest; gaps where not finite."""
+    recent = values[-width:]
+    finite = [value for value in recent if math.isfinite(value)]
     if not finite:
         return ""
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / span)] if math.isfinite(v) else " " for v in shown)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / span)] if math.isfinite(v) else " " for v in recent)
 
 
 def make_view(progress: Progress, quiet: bool) -> PlainView | LiveView:
@@ -178,12 +178,13 @@ def make_view(progress: Progress, quiet: bool) -> PlainView | LiveView:
 
 
 def in_terminal() -> bool:
-    """Whether somebody looks on who can be shown lines that stay in place."""
+    """Return whether somebody looks on who can be shown lines that stay in place."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def spread(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the finite values; a seed that halted does not hide the others."""
+def mean_and_std(values: list[float]) -> tuple[float, float]:
+    """Return mean and standard deviation of the finite values; a seed that halted does not hide the
+    others."""
     finite = [value for value in values if math.isfinite(value)]
     return (statistics.fmean(finite), statistics.pstdev(finite)) if finite else (math.nan, 0.0)
 
@@ -193,7 +194,7 @@ def _plus_minus(progress: Progress) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Return seconds as m:ss or h:mm:ss."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What a run needs of a device's memory, counted before it runs, and what the device has."""
+"""The device memory a run needs, counted before it runs, and the memory the device has."""
 
 import contextlib
 import math
@@ -41,14 +41,16 @@ class OutOfMemory(SableError):
 
 
 @contextmanager
-def explained() -> tp.Iterator[None]:
-    """Says in one line that the device's memory is full, and what would help."""
+def explain_out_of_memory() -> tp.Iterator[None]:
+    """Say in one line that the device's memory is full, and what would help."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         text = str(error)
-        known = any(words in text.lower() for words in ("resource_exhausted", "out of memory", "bad_alloc"))
-        if not known and not isinstance(error, MemoryError):
+        is_out_of_memory = any(
+            words in text.lower() for words in ("resource_exhausted", "out of memory", "bad_alloc")
+        )
+        if not is_out_of_memory and not isinstance(error, MemoryError):
             raise
         asked = re.search(r"[Aa]llocat\w+ ([\d.]+ ?[A-Za-z]*)", text)
         raise OutOfMemory(
@@ -66,7 +68,8 @@ class Capacity(tp.NamedTuple):
 
 
 def capacity() -> Capacity:
-    """What one device here has; for a CPU the machine's memory, the same however many devices it plays."""
+    """Return the bytes of one device here; for a CPU the machine's memory, the same however many devices it
+    plays."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     if limit:
         return Capacity(limit, limit)
@@ -97,21 +100,21 @@ def process_limits(proc: Path = Path("/proc/self"), cgroups: Path = Path("/sys/f
     return limits
 
 
-def count(compiled: tp.Any) -> int:
-    """The bytes a compiled program holds on each device while it runs, by XLA's own account: what goes in,
-    what comes out elsewhere, and its temporaries."""
+def program_bytes(compiled: tp.Any) -> int:
+    """Return the bytes a compiled program holds on each device while it runs, by XLA's own account: what goes
+    in, what comes out elsewhere, and its temporaries."""
     stats = compiled.memory_analysis()
     inputs, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes - stats.alias_size_in_bytes
     return inputs + outputs + stats.temp_size_in_bytes
 
 
-def size(tree: PyTree) -> int:
-    """The bytes that one device holds of arrays, or would of arrays of such shapes."""
+def tree_bytes(tree: PyTree) -> int:
+    """Return the bytes that one device holds of arrays, or would of arrays of such shapes."""
     return sum(math.prod(_share(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def num_parameters(state: State) -> int:
-    """The parameters of one seed."""
+    """Return the parameters of one seed."""
     params = state.run.learner.params
     return sum(leaf.size for leaf in jax.tree.leaves(params)) // state.run.halted.shape[0]
 
@@ -127,7 +130,7 @@ def refuse_beyond(needed: int) -> None:
 def refuse_episodes(state: State, run: RunConfig, num_envs: int, num_devices: int) -> None:
     """Refuse measurements of more episodes than the device could hold. Those of one measurement are played
     side by side, each in an environment like those of training."""
-    each = size(state.run.situation) / num_envs / num_devices
+    each = tree_bytes(state.run.rollout_state) / num_envs / num_devices
     for name in ("evaluation_episodes", "absolute_episodes"):
         refuse_measuring(name, getattr(run, name), int(each * getattr(run, name)))
 
@@ -140,17 +143,18 @@ def refuse_measuring(name: str, episodes: int, needed: int) -> None:
 
 
 def summary(state: State, unit: tp.Any, run: RunConfig, config: SystemConfig, num_updates: int) -> str:
-    """A run in one line: parameters, memory while `unit` runs, and the work before it."""
+    """Return a run in one line: parameters, memory while `unit` runs, and the work before it."""
     seeds = f" x {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
     return (
-        f"{num_parameters(state):,} parameters, {in_words(count(unit))} of {in_words(capacity().total)}, "
+        f"{num_parameters(state):,} parameters, "
+        f"{in_words(program_bytes(unit))} of {in_words(capacity().total)}, "
         f"{num_updates:,} update{'s' * (num_updates != 1)} of "
         f"{config.num_envs * config.rollout_length:,} steps{seeds}"
     )
 
 
 def in_words(num_bytes: float) -> str:
-    """Bytes as a reader likes them."""
+    """Return bytes as a reader likes them."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.{1 if num_bytes < 100 * factor else 0}f} {unit}"
@@ -158,12 +162,12 @@ def in_words(num_bytes: float) -> str:
 
 
 def _share(leaf: tp.Any) -> tuple[int, ...]:
-    """The shape of the part of `leaf` that one device holds."""
+    """Return the shape of the part of `leaf` that one device holds."""
     return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
 
 
 def _available() -> int:
-    """What Linux could give without swapping; 0 where it does not say."""
+    """Return what Linux could give without swapping; 0 where it does not say."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024

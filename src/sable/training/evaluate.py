@@ -11,34 +11,34 @@ from sable.envs.base import Env
 from sable.ops import sharding
 from sable.ops import trees as tree
 from sable.systems.base import System
-from sable.training.rollout import Situation, open_situation
+from sable.training.rollout import RolloutState, init_rollout_state
 from sable.types import Metrics, PyTree
 
 
-def play(env: Env, system: System, params: PyTree, key: Array, num_episodes: int) -> Metrics:
-    """The statistics [num_episodes] of as many episodes played side by side with fixed parameters."""
+def evaluate_policy(env: Env, system: System, params: PyTree, key: Array, num_episodes: int) -> Metrics:
+    """Return the statistics [num_episodes] of as many episodes played side by side with fixed parameters."""
     start_key, play_key = jax.random.split(key)
-    start = sharding.shared(open_situation(env, system, start_key, num_episodes))
-    over = jnp.zeros(num_episodes, bool)
+    start = sharding.shard(init_rollout_state(env, system, start_key, num_episodes))
+    done = jnp.zeros(num_episodes, bool)
 
-    def playing(carry: tuple) -> Array:
-        time, _, over, _ = carry
-        return (time < env.spec.time_limit) & ~over.all()
+    def any_running(carry: tuple) -> Array:
+        step_count, _, done, _ = carry
+        return (step_count < env.spec.time_limit) & ~done.all()
 
     def step(carry: tuple) -> tuple:
-        time, now, over, stats = carry
-        decision = system.exploit(
-            params, now.timestep.observation, now.memory, jax.random.fold_in(play_key, time)
+        step_count, state, done, stats = carry
+        decision = system.act(
+            params, state.timestep.observation, state.memory, jax.random.fold_in(play_key, step_count)
         )
-        env_state, timestep = wrappers.step(env, None, now.env_state, decision.action, play_key)
-        stats = tree.select(timestep.first & ~over, timestep.stats, stats)
-        now = Situation(env_state=env_state, timestep=timestep, memory=decision.memory)
-        return time + 1, now, over | timestep.first, stats
+        env_state, timestep = wrappers.step(env, None, state.env_state, decision.action, play_key)
+        stats = tree.select(timestep.first & ~done, timestep.stats, stats)
+        state = RolloutState(env_state=env_state, timestep=timestep, memory=decision.memory)
+        return step_count + 1, state, done | timestep.first, stats
 
-    carry = (jnp.zeros((), jnp.int32), start, over, start.timestep.stats)
-    return jax.lax.while_loop(playing, step, carry)[-1]
+    carry = (jnp.zeros((), jnp.int32), start, done, start.timestep.stats)
+    return jax.lax.while_loop(any_running, step, carry)[-1]
 
 
 def summarise(stats: tp.Mapping[str, Array]) -> Metrics:
-    """Means over the episodes of `play`, one scalar each."""
+    """Return means over the episodes of `evaluate_policy`, one scalar each."""
     return {f"evaluation/{name}": values.mean().astype(jnp.float32) for name, values in stats.items()}

@@ -12,12 +12,12 @@ from jax import Array
 from jax.sharding import Mesh
 
 from sable.config.schema import RunConfig, SystemConfig
-from sable.envs.python.vector_env import HostedEnv
+from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError
 from sable.ops import trees as tree
 from sable.systems.base import System
-from sable.training.rollout import Situation, collect
-from sable.training.update import Collected, Program, RunState, State, evaluation_key
+from sable.training.rollout import RolloutState, collect
+from sable.training.update import CollectResult, Program, RunState, State, evaluation_key
 from sable.types import Decision, Metrics, Observation, PyTree, Rollout, TimeStep, Transition
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -28,12 +28,12 @@ Stats = tp.Mapping[str, tp.Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class RunUpdates:
     """Some updates, host and device in turn; called as the compiled one for JAX environments is."""
 
-    collect: tp.Callable[[RunState], Collected]
+    collect: tp.Callable[[RunState], CollectResult]
     learn: tp.Any
-    """(run, what was collected) -> run; compiled"""
+    """(run, the rollout) -> run; compiled"""
 
     def __call__(self, state: RunState, num_updates: tp.Any) -> RunState:
         for _ in range(num_updates):
@@ -41,28 +41,28 @@ class Unit:
         return state
 
     def memory_analysis(self) -> tp.Any:
-        """Of learning, which holds most."""
+        """Return that of learning, which holds most."""
         return self.learn.memory_analysis()
 
 
 class Stages(tp.NamedTuple):
-    """What the host loop calls, for all seeds at once."""
+    """The functions the training loop calls, for all seeds at once."""
 
-    unit: Unit
-    assess: tp.Callable[[State], tuple[State, Metrics]]
-    absolute: tp.Callable[[State], Stats]
+    run_updates: RunUpdates
+    evaluate_and_keep_best: tp.Callable[[State], tuple[State, Metrics]]
+    absolute_metric: tp.Callable[[State], Stats]
 
 
 def refuse_sharing(env: tp.Any, mesh: Mesh | None) -> None:
     """Refuse to share a Python environment's run among devices."""
-    if mesh is not None and isinstance(env, HostedEnv):
+    if mesh is not None and isinstance(env, PythonVectorEnv):
         raise SableError(
             f"{env.task} is stepped in processes of its own and trained on one device: leave --devices out"
         )
 
 
 def make_stages(
-    env: HostedEnv,
+    env: PythonVectorEnv,
     system: System,
     program: Program,
     run: RunConfig,
@@ -74,21 +74,23 @@ def make_stages(
     Python environment cannot be saved."""
     collector = Collector(env, system, run, config, compiled, state)
     learn = compiled(jax.vmap(program.update), state.run, collector.shapes, donate=True)
-    play = make_play(env, system, compiled, min(run.evaluation_episodes, config.num_envs))
+    evaluate_policy = make_evaluate_policy(
+        env, system, compiled, min(run.evaluation_episodes, config.num_envs)
+    )
     # A seed's statistics of episodes, of whatever they are.
     shape = (len(run.seeds), run.evaluation_episodes)
     stats = {name: np.zeros(shape, np.float32) for name in collector.timestep.stats}
-    judge = compiled(jax.vmap(program.assess), state, stats, donate=True)
+    assess_stats = compiled(jax.vmap(program.evaluate_and_keep_best), state, stats, donate=True)
 
-    def assess(state: State) -> tuple[State, Metrics]:
+    def evaluate_and_keep_best(state: State) -> tuple[State, Metrics]:
         keys = jax.vmap(evaluation_key)(state.run)
-        return judge(state, play(state.run.learner.params, keys, run.evaluation_episodes))
+        return assess_stats(state, evaluate_policy(state.run.learner.params, keys, run.evaluation_episodes))
 
-    def absolute(state: State) -> Stats:
+    def absolute_metric(state: State) -> Stats:
         keys = jax.vmap(lambda one: jax.random.fold_in(evaluation_key(one), 1))(state.run)
-        return play(state.best.params, keys, run.absolute_episodes)
+        return evaluate_policy(state.best.params, keys, run.absolute_episodes)
 
-    return Stages(Unit(collector, learn), assess, absolute)
+    return Stages(RunUpdates(collector, learn), evaluate_and_keep_best, absolute_metric)
 
 
 def decision(
@@ -100,12 +102,12 @@ def decision(
     key: Array,
     t: Array,
 ) -> Decision:
-    """Return the decision of a seed at time step t, drawn from the keys of `update`, `advance` and
-    `collect`: `split(key)[t]` is `fold_in(key, t)`."""
+    """Return the decision of a seed at time step t, drawn from the keys of `update`,
+    `collect_and_learn` and `collect`: `split(key)[t]` is `fold_in(key, t)`."""
     _, advance_key = jax.random.split(key)
     _, steps_key = jax.random.split(jax.random.split(advance_key)[0])
     decision_key, _ = jax.random.split(jax.random.fold_in(steps_key, t))
-    return system.explore(learner, observation, tree.reset(memory, first), decision_key)
+    return system.explore(learner, observation, tree.reset_memory(memory, first), decision_key)
 
 
 class Collector:
@@ -113,7 +115,7 @@ class Collector:
 
     def __init__(
         self,
-        env: HostedEnv,
+        env: PythonVectorEnv,
         system: System,
         run: RunConfig,
         config: SystemConfig,
@@ -122,99 +124,109 @@ class Collector:
     ):
         """Begin episodes, and compile what decides in them."""
         self.env, self.length = env, config.rollout_length
-        self.timestep = now = _reset(env, TRAINING, state.run.key, config.num_envs)
-        learner, memory = state.run.learner, state.run.situation.memory
+        self.timestep = timestep = _reset(env, TRAINING, state.run.key, config.num_envs)
+        learner, memory = state.run.learner, state.run.rollout_state.memory
         self.decide = compiled(
             jax.vmap(partial(decision, system), (0, 0, 0, 0, 0, None)),
-            *(learner, now.observation, now.first, memory, state.run.key, np.int32(0)),
+            *(learner, timestep.observation, timestep.first, memory, state.run.key, np.int32(0)),
         )
-        keep = jax.vmap(system.final)
-        keeps = bool(jax.tree.leaves(jax.eval_shape(keep, learner, now.final, memory)))
-        self.keep = compiled(keep, learner, now.final, memory) if keeps else lambda *_: ()
+        next_extras = jax.vmap(system.next_extras)
+        has_next_extras = bool(
+            jax.tree.leaves(jax.eval_shape(next_extras, learner, timestep.final_observation, memory))
+        )
+        self.next_extras = (
+            compiled(next_extras, learner, timestep.final_observation, memory)
+            if has_next_extras
+            else lambda *_: ()
+        )
 
-        def one(learner: PyTree, situation: Situation, key: Array) -> Collected:
-            return collect(env.stand_in, system, learner, situation, key, config.rollout_length, 1)
+        def one(learner: PyTree, rollout_state: RolloutState, key: Array) -> CollectResult:
+            return collect(env.stub_env, system, learner, rollout_state, key, config.rollout_length, 1)
 
         # What `collect` would hand over, which learning is compiled for.
-        self.shapes = jax.eval_shape(jax.vmap(one), learner, state.run.situation, state.run.key)
+        self.shapes = jax.eval_shape(jax.vmap(one), learner, state.run.rollout_state, state.run.key)
         self.blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.shapes[0].env_state)
 
-    def __call__(self, run_state: RunState) -> Collected:
+    def __call__(self, run_state: RunState) -> CollectResult:
         """Step all environments through one rollout."""
-        memory, steps, ended = run_state.situation.memory, [], []
+        memory, steps, episode_sums = run_state.rollout_state.memory, [], []
         start_memory = jax.tree.map(jnp.copy, memory)  # the state's own is donated
         for t in range(self.length):
             step, memory = self.step(run_state, memory, t)
             steps.append(step)
             stats = self.timestep.stats | {"episodes": np.ones_like(self.timestep.discount)}
-            ended.append({name: (value * self.timestep.first).sum(1) for name, value in stats.items()})
+            episode_sums.append({name: (value * self.timestep.first).sum(1) for name, value in stats.items()})
         rollout = Rollout(
             steps=jax.tree.map(lambda *x: np.stack(x, axis=1), *steps),
             start_memory=start_memory,
             last=self.timestep,
             last_memory=memory,
         )
-        sums = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float32), *ended)
-        return Situation(env_state=self.blank, timestep=self.timestep, memory=memory), rollout, sums
+        sums = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float32), *episode_sums)
+        return RolloutState(env_state=self.blank, timestep=self.timestep, memory=memory), rollout, sums
 
     def step(self, run_state: RunState, memory: PyTree, t: int) -> tuple[Transition, PyTree]:
         """Step all environments once; return the transition and the memory after it."""
         before, learner = self.timestep, run_state.learner
-        decided = self.decide(learner, before.observation, before.first, memory, run_state.key, np.int32(t))
-        action, extras = jax.device_get((decided.action, decided.extras))
-        self.timestep = now = _step(self.env, TRAINING, action)
+        team_decision = self.decide(
+            learner, before.observation, before.first, memory, run_state.key, np.int32(t)
+        )
+        action, extras = jax.device_get((team_decision.action, team_decision.extras))
+        self.timestep = timestep = _step(self.env, TRAINING, action)
         return Transition(
             observation=before.observation,
             action=action,
-            reward=now.reward,
-            discount=now.discount,
+            reward=timestep.reward,
+            discount=timestep.discount,
             first=before.first,
             extras=extras,
-            final=jax.device_get(self.keep(learner, now.final, decided.memory)),
-        ), decided.memory
+            next_extras=jax.device_get(
+                self.next_extras(learner, timestep.final_observation, team_decision.memory)
+            ),
+        ), team_decision.memory
 
 
-def make_play(
-    env: HostedEnv, system: System, compiled: Compiler, side_by_side: int
+def make_evaluate_policy(
+    env: PythonVectorEnv, system: System, compiled: Compiler, side_by_side: int
 ) -> tp.Callable[[PyTree, Array, int], Stats]:
-    """(params [S], keys [S], episodes) -> the statistics [S, episodes] of that many episodes of each seed,
-    played with fixed parameters, so many at a time."""
+    """Return (params [S], keys [S], episodes) -> the statistics [S, episodes] of that many episodes of each
+    seed, played with fixed parameters, so many at a time."""
     act = None
 
-    def exploit(
-        params: PyTree, observation: Observation, memory: PyTree, key: Array, time: Array
+    def decide(
+        params: PyTree, observation: Observation, memory: PyTree, key: Array, step_count: Array
     ) -> Decision:
-        return system.exploit(params, observation, memory, jax.random.fold_in(key, time))
+        return system.act(params, observation, memory, jax.random.fold_in(key, step_count))
 
-    def round_of(params: PyTree, keys: Array) -> Stats:
+    def evaluate_round(params: PyTree, keys: Array) -> Stats:
         nonlocal act
         timestep = _reset(env, EVALUATION, keys, side_by_side)
         empty = system.initial_memory(side_by_side)
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(keys), *x.shape)), empty)
-        over, stats = np.zeros(timestep.first.shape, bool), timestep.stats
+        done, stats = np.zeros(timestep.first.shape, bool), timestep.stats
         if act is None:
-            likes = (params, timestep.observation, memory, keys, np.int32(0))
-            act = compiled(jax.vmap(exploit, (0, 0, 0, 0, None)), *likes)
-        time = 0
-        while not over.all():
-            decision = act(params, timestep.observation, memory, keys, np.int32(time))
+            examples = (params, timestep.observation, memory, keys, np.int32(0))
+            act = compiled(jax.vmap(decide, (0, 0, 0, 0, None)), *examples)
+        step_count = 0
+        while not done.all():
+            decision = act(params, timestep.observation, memory, keys, np.int32(step_count))
             timestep = _step(env, EVALUATION, jax.device_get(decision.action), restart=False)
-            ends = np.asarray(timestep.first) & ~over
-            stats = {name: np.where(ends, timestep.stats[name], stats[name]) for name in stats}
-            memory, over, time = decision.memory, over | ends, time + 1
+            ended_now = np.asarray(timestep.first) & ~done
+            stats = {name: np.where(ended_now, timestep.stats[name], stats[name]) for name in stats}
+            memory, done, step_count = decision.memory, done | ended_now, step_count + 1
         return stats
 
-    def play(params: PyTree, keys: Array, episodes: int) -> Stats:
+    def evaluate_policy(params: PyTree, keys: Array, episodes: int) -> Stats:
         rounds = [
-            round_of(params, jax.vmap(jax.random.fold_in, (0, None))(keys, i))
+            evaluate_round(params, jax.vmap(jax.random.fold_in, (0, None))(keys, i))
             for i in range(-(-episodes // side_by_side))
         ]
         return jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :episodes], *rounds)
 
-    return play
+    return evaluate_policy
 
 
-def _reset(env: HostedEnv, batch: str, keys: Array, num_envs: int) -> TimeStep:
+def _reset(env: PythonVectorEnv, batch: str, keys: Array, num_envs: int) -> TimeStep:
     """Fresh episodes [S, B], of seeds drawn from keys [S]."""
     # Beyond what updates and evaluations draw from the same keys.
     draw = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, 2**31 + 1), (num_envs,)))
@@ -222,8 +234,8 @@ def _reset(env: HostedEnv, batch: str, keys: Array, num_envs: int) -> TimeStep:
     return _split(env.reset(batch, seeds.reshape(-1)), seeds.shape)
 
 
-def _step(env: HostedEnv, batch: str, action: np.ndarray, restart: bool = True) -> TimeStep:
-    """What follows actions [S, B, N, ..]; all seeds' environments are stepped as one batch."""
+def _step(env: PythonVectorEnv, batch: str, action: np.ndarray, restart: bool = True) -> TimeStep:
+    """Return the time step after actions [S, B, N, ..]; all seeds' environments are stepped as one batch."""
     shape = action.shape[:2]
     return _split(env.step(batch, action.reshape(-1, *action.shape[2:]), restart=restart), shape)
 

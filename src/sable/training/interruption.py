@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE = signal.SIGUSR1
-"""What schedulers are made to send some time before they end a job."""
+"""The signal schedulers are made to send some time before they end a job."""
 
 PATIENCE = 5.0
 """Seconds that a process asked to end by SIGTERM or SIGHUP may go on before it is ended where it stands."""
@@ -42,12 +42,12 @@ class Exit:
                 print(f"sable: interrupted; {self.hint}", file=sys.stderr, flush=True)
 
     def code(self, number: int) -> int:
-        """The exit code after that signal."""
+        """Return the exit code after that signal."""
         return REQUEUE if self.requeue else 128 + number
 
 
 class Interruption:
-    """What signals have asked for."""
+    """The requests that signals have made."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -60,22 +60,22 @@ class Interruption:
         self.finishing = False
         """Whether only such work is left as can be done again: nothing then waits for its end."""
         self.on_forced_exit: Callable[[], None] = lambda: None
-        """What gives the terminal back where the process is ended."""
+        """Called where the process is ended, to give the terminal back."""
 
     def overdue(self) -> bool:
-        """Whether a request to stop has waited long enough."""
+        """Return whether a request to stop has waited long enough."""
         return bool(self.signal) and time.monotonic() > self.since + PATIENCE
 
 
 def raise_interrupt(_number: int, _frame: tp.Any) -> tp.NoReturn:
-    """A handler of SIGINT that does what Python's own does, and says that the process is a command of ours:
-    a second Ctrl-C may end it."""
+    """Return a handler of SIGINT that does what Python's own does, and says that the process is a command of
+    ours: a second Ctrl-C may end it."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def interruption(exit: Exit | None = None) -> Iterator[Interruption]:
-    """Turns Ctrl-C, SIGTERM and SIGHUP into requests the loop can honour between two units, and SIGUSR1 into
+    """Turn Ctrl-C, SIGTERM and SIGHUP into requests the loop can honour between two units, and SIGUSR1 into
     one to save.
 
     With an `exit`, none waits for long where nothing would be lost: after SIGTERM and SIGHUP a process that
@@ -119,7 +119,8 @@ def interruption(exit: Exit | None = None) -> Iterator[Interruption]:
 
 @contextmanager
 def _watch(state: Interruption, exit: Exit, command: bool) -> Iterator[None]:
-    """A thread that hears of signals at once; Python's own handlers wait for compiled code to return."""
+    """Return a thread that hears of signals at once; Python's own handlers wait for compiled code to
+    return."""
     hears, says = os.pipe()
     os.set_blocking(says, False)
     before = signal.set_wakeup_fd(says, warn_on_full_buffer=False)
@@ -139,10 +140,10 @@ def _listen(pipe: int, state: Interruption, exit: Exit, command: bool) -> None:
     first, since = 0, 0.0
     while True:
         if select.select([pipe], [], [], 0.05 if first else None)[0]:
-            heard = os.read(pipe, 64)
-            if not heard:
+            numbers = os.read(pipe, 64)
+            if not numbers:
                 return
-            for number in heard:
+            for number in numbers:
                 if number not in STOP or (number == signal.SIGINT and not command):
                     continue
                 if not first:

@@ -36,7 +36,7 @@ def read(checkpoint: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def _reader(ocp: tp.Any) -> tp.Any:
-    """Orbax, for this process alone: it would wait for the others."""
+    """Return Orbax, for this process alone: it would wait for the others."""
     import jax
 
     if jax.process_count() == 1:

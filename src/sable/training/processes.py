@@ -16,12 +16,12 @@ from sable.errors import SableError
 if tp.TYPE_CHECKING:
     from sable.types import PyTree
 
-LONGEST = 8192
+MAX_TEXT_BYTES = 8192
 """Bytes of a text that one process tells the others."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProcessInfo:
     """Which of how many processes this is, and who brings them together; jax finds out where that is None."""
 
     index: int = 0
@@ -29,45 +29,46 @@ class Launch:
     coordinator: str | None = None
 
 
-def launched(run: RunConfig) -> Launch:
-    """How this process was started. Only a run on all devices is shared; else every process is on its own."""
+def detect_processes(run: RunConfig) -> ProcessInfo:
+    """Return how this process was started. Only a run on all devices is shared; else every process is on its
+    own."""
     if run.devices != 0:
-        return Launch()
+        return ProcessInfo()
     if "SABLE_PROCESSES" in os.environ:
         if ":" not in (coordinator := os.environ.get("SABLE_COORDINATOR", "")):
             raise SableError(f"SABLE_COORDINATOR={coordinator!r}: expected host:port of the first process")
-        return _launch("SABLE_PROCESS", "SABLE_PROCESSES", coordinator)
+        return _process_info("SABLE_PROCESS", "SABLE_PROCESSES", coordinator)
     if "SLURM_STEP_NODELIST" in os.environ:  # only what srun started has it
-        return _launch("SLURM_PROCID", "SLURM_NTASKS")
+        return _process_info("SLURM_PROCID", "SLURM_NTASKS")
     if "OMPI_MCA_orte_hnp_uri" in os.environ:
-        return _launch("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    return Launch()
+        return _process_info("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    return ProcessInfo()
 
 
 def join(run: RunConfig) -> None:
     """Meet the other processes, if there are any; before anything touches a device."""
-    launch = launched(run)
-    if launch.count == 1:
+    info = detect_processes(run)
+    if info.count == 1:
         return
     import jax
 
     if jax.distributed.is_initialized():
         return
     try:
-        jax.distributed.initialize(launch.coordinator, launch.count, launch.index)
+        jax.distributed.initialize(info.coordinator, info.count, info.index)
     except (RuntimeError, ValueError) as error:
-        raise SableError(f"the {launch.count} processes could not meet: {error}") from None
+        raise SableError(f"the {info.count} processes could not meet: {error}") from None
 
 
-def leads() -> bool:
-    """Whether this process is the first of those that work together, or the only one."""
+def is_main_process() -> bool:
+    """Return whether this is the first of the processes that work together, or the only one."""
     import jax
 
     return jax.process_index() == 0
 
 
-def highest(value: int) -> int:
-    """The highest of the processes' values."""
+def max_over_processes(value: int) -> int:
+    """Return the highest of the processes' values."""
     import jax
 
     if jax.process_count() == 1:
@@ -77,8 +78,8 @@ def highest(value: int) -> int:
     return int(process_allgather(value).max())
 
 
-def from_first(function: Callable[[], str]) -> str:
-    """What `function` says, called in the first process alone; what it refuses, all refuse."""
+def broadcast_from_main(function: Callable[[], str]) -> str:
+    """Return what `function` returns, called in the main process alone; what it refuses, all refuse."""
     import jax
 
     if jax.process_count() == 1:
@@ -86,24 +87,25 @@ def from_first(function: Callable[[], str]) -> str:
     import numpy as np
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    said, refusal = "", None
-    if leads():
+    text_of_main, refusal = "", None
+    if is_main_process():
         try:
-            said = function()
+            text_of_main = function()
         except SableError as error:
-            said, refusal = str(error), error
-    text = np.zeros(LONGEST, np.uint8)
-    encoded = said.encode()[:LONGEST]
+            text_of_main, refusal = str(error), error
+    text = np.zeros(MAX_TEXT_BYTES, np.uint8)
+    encoded = text_of_main.encode()[:MAX_TEXT_BYTES]
     text[: len(encoded)] = list(encoded)
     refused, text = broadcast_one_to_all((np.int32(refusal is not None), text))
-    said = bytes(text).rstrip(b"\0").decode(errors="replace")
+    text_of_main = bytes(text).rstrip(b"\0").decode(errors="replace")
     if refused:
-        raise refusal or SableError(said)
-    return said
+        raise refusal or SableError(text_of_main)
+    return text_of_main
 
 
 def to_host(array: "PyTree") -> "PyTree":
-    """An array that devices of several processes hold, whole in the memory of each; any other as it is."""
+    """Return an array that devices of several processes hold, whole in the memory of each; any other as it
+    is."""
     if array.is_fully_addressable:
         return array
     from jax.experimental.multihost_utils import process_allgather
@@ -111,8 +113,8 @@ def to_host(array: "PyTree") -> "PyTree":
     return process_allgather(array, tiled=True)
 
 
-def _launch(index: str, count: str, coordinator: str | None = None) -> Launch:
-    """What these variables say."""
+def _process_info(index: str, count: str, coordinator: str | None = None) -> ProcessInfo:
+    """Return which process this is, of how many, as these variables say."""
     values = []
     for name in (index, count):
         if not (text := os.environ.get(name, "")).isdecimal():
@@ -120,4 +122,4 @@ def _launch(index: str, count: str, coordinator: str | None = None) -> Launch:
         values.append(int(text))
     if values[0] >= values[1]:
         raise SableError(f"{index}={values[0]} of {count}={values[1]}: processes are counted from 0")
-    return Launch(values[0], values[1], coordinator)
+    return ProcessInfo(values[0], values[1], coordinator)

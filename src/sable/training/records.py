@@ -1,5 +1,5 @@
-"""What a checkpoint says of the files beside it: the evaluations so far, what the run was asked to do, and
-what its environment is like.
+"""A checkpoint's record of the files beside it: the evaluations so far, the run's settings, and its
+environment's sizes.
 
 This finds accidents, not forgery: whoever can write here can write the sums too.
 """
@@ -15,7 +15,7 @@ from sable.training.loggers.logger import METRICS
 
 CONFIG, SPEC = "config.json", "spec.json"
 FINISHED = "sums.json"
-"""What only a finished run has; see `runs.sums`."""
+"""The file that only a finished run has; see `runs.sums`."""
 REMEDIES = {
     CONFIG: "put back the one it was; the checkpoint's manifest.json has its values under 'settings'",
     SPEC: "remove it, and --resume writes it anew",
@@ -34,10 +34,10 @@ def describe(fingerprints: Mapping[str, str], metrics: bytes | None) -> dict[str
     return {**fingerprints, METRICS: {"bytes": len(metrics), "sha256": hashlib.sha256(metrics).hexdigest()}}
 
 
-def refuse_changed(directory: Path, recorded: tp.Any, checkpoint: Path) -> None:
+def refuse_changed(directory: Path, records: tp.Any, checkpoint: Path) -> None:
     """Refuse a run whose settings or environment are not those it was saved with; checkpoints of older
     versions do not tell."""
-    saved = recorded if isinstance(recorded, Mapping) else {}
+    saved = records if isinstance(records, Mapping) else {}
     for name, remedy in REMEDIES.items():
         path = directory / name
         if name in saved and (not path.is_file() or _fingerprint(path) != saved[name]):
@@ -45,17 +45,17 @@ def refuse_changed(directory: Path, recorded: tp.Any, checkpoint: Path) -> None:
             raise SableError(f"{path} {what} when {checkpoint} was saved: {remedy}")
 
 
-def goes_beyond(directory: Path, recorded: tp.Any) -> bool:
+def goes_beyond(directory: Path, records: tp.Any) -> bool:
     """Return whether a finished run has evaluations that its newest checkpoint, which says this, has not: a
     later one is gone."""
-    saved = recorded.get(METRICS) if isinstance(recorded, Mapping) else None
+    saved = records.get(METRICS) if isinstance(records, Mapping) else None
     path = directory / METRICS
     finished = (directory / FINISHED).is_file() and path.is_file()
     return finished and isinstance(saved, Mapping) and path.stat().st_size > saved["bytes"]
 
 
 def _fingerprint(path: Path) -> str:
-    """The SHA-256 of a file; of settings without the number of devices, which may change."""
+    """Return the SHA-256 of a file; of settings without the number of devices, which may change."""
     try:
         content = path.read_bytes()
         if path.name == CONFIG:

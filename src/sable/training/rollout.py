@@ -9,14 +9,14 @@ from jax import Array
 
 from sable.envs import wrappers
 from sable.envs.base import Env
-from sable.kernels.memory_update import forget
+from sable.kernels.memory_update import reset_memory
 from sable.ops import sharding
 from sable.ops import trees as tree
 from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
 
 
-def num_rounds(num_envs: int, length: int, pool_size: int, time_limit: int) -> int:
+def resets_per_env(num_envs: int, length: int, pool_size: int, time_limit: int) -> int:
     """Return how many starts an environment has for a rollout, all of them `pool_size` if that is not 0.
 
     A good team crosses a grid whose limit is its number of cells in about the square root of that. With two
@@ -27,43 +27,51 @@ def num_rounds(num_envs: int, length: int, pool_size: int, time_limit: int) -> i
 
 
 @struct
-class Situation:
-    """Where a batch of environments stands between two decisions."""
+class RolloutState:
+    """The state of a rollout between two decisions: environments, time steps and memories."""
 
     env_state: PyTree
     timestep: TimeStep  # [B]
     memory: PyTree  # [B], as the last decision left it; forgotten or not where an episode opens
 
 
-def open_situation(env: Env, system: System, key: Array, num_envs: int) -> Situation:
-    """Fresh episodes in every environment, nothing remembered."""
+def init_rollout_state(env: Env, system: System, key: Array, num_envs: int) -> RolloutState:
+    """Return fresh episodes in every environment, nothing remembered."""
     env_state, timestep = wrappers.reset(env, key, num_envs)
-    return Situation(env_state=env_state, timestep=timestep, memory=system.initial_memory(num_envs))
+    return RolloutState(env_state=env_state, timestep=timestep, memory=system.initial_memory(num_envs))
 
 
-def pool_of_starts(
+def make_reset_pool(
     env: Env, key: Array, num_envs: int, length: int, pool_size: int
 ) -> tuple[PyTree, TimeStep]:
-    """Return the starts of a rollout [B, rounds]: as many for each environment, which takes them in turn."""
-    rounds = num_rounds(num_envs, length, pool_size, env.spec.time_limit)
-    pool = wrappers.starts(env, key, num_envs * rounds)
-    return sharding.shared(jax.tree.map(lambda x: x.reshape(num_envs, rounds, *x.shape[1:]), pool))
+    """Return the reset pool of a rollout [B, resets]: as many starts for each environment, which takes them
+    in turn."""
+    num_resets = resets_per_env(num_envs, length, pool_size, env.spec.time_limit)
+    pool = wrappers.vmap_reset(env, key, num_envs * num_resets)
+    return sharding.shard(jax.tree.map(lambda x: x.reshape(num_envs, num_resets, *x.shape[1:]), pool))
 
 
 def collect(
-    env: Env, system: System, learner: PyTree, situation: Situation, key: Array, length: int, pool_size: int
-) -> tuple[Situation, Rollout, Metrics]:
-    """`length` steps of exploration: (where it ended, what happened, sums over the episodes that ended)."""
+    env: Env,
+    system: System,
+    learner: PyTree,
+    rollout_state: RolloutState,
+    key: Array,
+    length: int,
+    pool_size: int,
+) -> tuple[RolloutState, Rollout, Metrics]:
+    """Collect `length` steps of exploration: (where it ended, what happened, sums over the episodes that
+    ended)."""
     pool_key, steps_key = jax.random.split(key)
-    pool = pool_of_starts(env, pool_key, situation.timestep.first.shape[0], length, pool_size)
+    pool = make_reset_pool(env, pool_key, rollout_state.timestep.first.shape[0], length, pool_size)
 
-    def step(carry: tuple[Situation, Array], key: Array) -> tuple[tuple, tuple[Transition, Metrics]]:
-        now, taken = carry
+    def step(carry: tuple[RolloutState, Array], key: Array) -> tuple[tuple, tuple[Transition, Metrics]]:
+        state, num_taken = carry
         decision_key, reset_key = jax.random.split(key)
-        waiting = wrappers.next_starts(pool, taken)
-        observation, first = now.timestep.observation, now.timestep.first
-        decision = system.explore(learner, observation, now.memory, decision_key)
-        env_state, timestep = wrappers.step(env, waiting, now.env_state, decision.action, reset_key)
+        next_reset = wrappers.take_resets(pool, num_taken)
+        observation, first = state.timestep.observation, state.timestep.first
+        decision = system.explore(learner, observation, state.memory, decision_key)
+        env_state, timestep = wrappers.step(env, next_reset, state.env_state, decision.action, reset_key)
         transition = Transition(
             observation=observation,
             action=decision.action,
@@ -71,18 +79,24 @@ def collect(
             discount=timestep.discount,
             first=first,
             extras=decision.extras,
-            final=system.final(learner, timestep.final, decision.memory),
+            next_extras=system.next_extras(learner, timestep.final_observation, decision.memory),
         )
-        ended = jax.tree.map(
-            lambda x: sharding.sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
+        episode_sums = jax.tree.map(
+            lambda x: sharding.partial_sums(x * timestep.first), timestep.stats | {"episodes": timestep.first}
         )
         # Forgotten here, where the memory is written anyway or in place, not where it is read again.
-        memory = forget(decision.memory, timestep.first)
-        now = Situation(env_state=env_state, timestep=timestep, memory=memory)
-        return (now, taken + timestep.first), (transition, ended)
+        memory = reset_memory(decision.memory, timestep.first)
+        state = RolloutState(env_state=env_state, timestep=timestep, memory=memory)
+        return (state, num_taken + timestep.first), (transition, episode_sums)
 
-    situation = replace(situation, memory=tree.reset(situation.memory, situation.timestep.first))
-    taken = jnp.zeros_like(situation.timestep.first, jnp.int32)
-    (end, _), (steps, ended) = jax.lax.scan(step, (situation, taken), jax.random.split(steps_key, length))
-    rollout = Rollout(steps=steps, start_memory=situation.memory, last=end.timestep, last_memory=end.memory)
-    return end, rollout, jax.tree.map(lambda x: x.sum(0).sum().astype("float32"), ended)
+    rollout_state = replace(
+        rollout_state, memory=tree.reset_memory(rollout_state.memory, rollout_state.timestep.first)
+    )
+    num_taken = jnp.zeros_like(rollout_state.timestep.first, jnp.int32)
+    (end, _), (steps, episode_sums) = jax.lax.scan(
+        step, (rollout_state, num_taken), jax.random.split(steps_key, length)
+    )
+    rollout = Rollout(
+        steps=steps, start_memory=rollout_state.memory, last=end.timestep, last_memory=end.memory
+    )
+    return end, rollout, jax.tree.map(lambda x: x.sum(0).sum().astype("float32"), episode_sums)

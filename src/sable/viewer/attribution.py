@@ -63,7 +63,7 @@ class Capture:
             path = "/".join(module.path)
             if context.method_name == "_split":
                 self.found[path] = (module.causal, module._kappa(), *result[:3])
-            elif context.method_name == "_gated":
+            elif context.method_name == "_norm_and_gate":
                 self.found[path] += (args[0],)
         return result
 

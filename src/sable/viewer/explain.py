@@ -71,7 +71,7 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
         with nn.intercept_methods(catch), nn.intercept_methods(capture):
             order = jnp.arange(policy.spec.num_agents)
             memory = policy.initial_memory(recording.num_episodes).remembered
-            net.evaluate(params, net.prepare(steps), memory, order, jax.random.key(0))
+            net.evaluate_actions(params, net.prepare(steps), memory, order, jax.random.key(0))
         retention = {path: tuple(map(jnp.asarray, found)) for path, found in capture.found.items()}
         return _odds(said[0]), retention if remembers else None
 
@@ -82,7 +82,7 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
         discount=jnp.ones(recording.reward.shape[:2]),
         first=jnp.asarray(_first(recording)),
         extras=recording.extras,
-        final=(),
+        next_extras=(),
     )
     with jax.default_matmul_precision(policy.run.precision):
         odds, retention = jax.device_get(jax.jit(score)(policy.params, steps))

@@ -148,7 +148,7 @@ def _episode(
         "odds": None,
         "memory": None,
     }
-    legal = episode.observation.legal[:, :shown]
+    legal = episode.observation.action_mask[:, :shown]
     if (probability := own(explained.probability)) is not None:
         found["odds"] = _packed(np.where(legal, np.round(probability * 200), 255), "u1")
     elif q_value is not None:

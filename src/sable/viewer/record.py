@@ -15,7 +15,7 @@ from sable.errors import SableError
 from sable.systems.base import System
 from sable.training.best import OTHER_EPISODES
 from sable.training.compile import Compiler
-from sable.training.rollout import Situation, open_situation
+from sable.training.rollout import RolloutState, init_rollout_state
 from sable.types import Observation, PyTree
 
 
@@ -87,16 +87,16 @@ def record(
     def play(params: PyTree, key: Array) -> tuple[PyTree, tuple]:
         start_key, play_key = jax.random.split(key)
 
-        def step(now: Situation, time: Array) -> tuple[Situation, tuple]:
+        def step(now: RolloutState, time: Array) -> tuple[RolloutState, tuple]:
             observation = now.timestep.observation
             noise_key = None if greedy else jax.random.fold_in(play_key, time)
-            decision = system.exploit(params, observation, now.memory, noise_key)
+            decision = system.act(params, observation, now.memory, noise_key)
             env_state, timestep = wrappers.step(env, None, now.env_state, decision.action, play_key)
             seen = (now.env_state.env, observation, decision.action, decision.extras)
             after = (timestep.reward, env_state.returns, timestep.stats, timestep.first)
-            return Situation(env_state=env_state, timestep=timestep, memory=decision.memory), (seen, after)
+            return RolloutState(env_state=env_state, timestep=timestep, memory=decision.memory), (seen, after)
 
-        start = open_situation(env, system, start_key, num_episodes)
+        start = init_rollout_state(env, system, start_key, num_episodes)
         end, steps = jax.lax.scan(step, start, jnp.arange(length))
         return _plain(end.env_state.env), _plain(steps)
 

@@ -86,7 +86,7 @@ def play(suite: Suite, *, starts: int, length: int) -> dict[str, int]:
         port = Port(suite.task, start)
         for time in range(length):
             suite.same_view(state, timestep, port)
-            np.testing.assert_array_equal(timestep.observation.legal, port.seen["action_mask"])
+            np.testing.assert_array_equal(timestep.observation.action_mask, port.seen["action_mask"])
             action = suite.choose(state, np.array(port.seen["action_mask"]), rng)
             state, timestep = jax.device_get(step(state, jnp.asarray(action, jnp.int32)))
             reward, ended = port.step(action)

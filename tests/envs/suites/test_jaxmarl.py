@@ -56,7 +56,7 @@ def test_play_is_the_suites_own(compiled, batched, keys, act, name, num_steps):
             if name == SMAX:
                 legal = suite.get_avail_actions(jax.tree.map(lambda leaf: leaf[0], native_state))
                 np.testing.assert_array_equal(
-                    timestep.observation.legal[0], [legal[agent] for agent in suite.agents]
+                    timestep.observation.action_mask[0], [legal[agent] for agent in suite.agents]
                 )
                 np.testing.assert_allclose(timestep.observation.state, seen["world_state"], atol=1e-3)
             action = act(game.env.spec, timestep.observation, time, policy, rng)
@@ -93,13 +93,15 @@ def test_smax_ends_when_a_side_is_dead_and_times_out_at_step_101(compiled, keys)
     lost = changed(start, unit_alive=alive.at[:, :3].set(False), unit_health=health.at[:, :3].set(0.0))
     _, timestep = game.step(lost, stop)
     assert timestep.first.all() and (timestep.discount == 0).all() and (timestep.stats["won"] == 0).all()
-    np.testing.assert_array_equal(timestep.observation.legal[0], np.arange(8) == np.full((3, 1), 4))
+    np.testing.assert_array_equal(timestep.observation.action_mask[0], np.arange(8) == np.full((3, 1), 4))
 
     late, timestep = game.step(changed(start, step=jnp.full(2, 99)), stop)
     assert not timestep.first.any()
     _, timestep = game.step(late, stop)
     assert (
-        timestep.first.all() and (timestep.discount == 1).all() and (timestep.observation.time == 101).all()
+        timestep.first.all()
+        and (timestep.discount == 1).all()
+        and (timestep.observation.step_count == 101).all()
     )
 
 
@@ -118,7 +120,7 @@ def test_a_fall_ends_mabrax_and_the_time_limit_does_not(compiled, keys, act):
     for last in (False, True):
         state, timestep = game.step(state, jnp.zeros((2, 3, 1)))
         assert (timestep.first == last).all() and (timestep.discount == 1).all()
-    assert (timestep.observation.time == 1000).all()
+    assert (timestep.observation.step_count == 1000).all()
 
 
 def test_mabrax_shows_critics_brax_own_observation_and_needs_no_other_identity(compiled, keys):

@@ -62,7 +62,9 @@ def test_play_is_the_suites_own(compiled, batched, keys, act, name, native, team
             seen = jax.device_get(native_timestep.observation)
             if name != CONNECTOR:  # whose view is ours
                 np.testing.assert_array_equal(timestep.observation.view[running], seen.agents_view[running])
-            np.testing.assert_array_equal(timestep.observation.legal[running], seen.action_mask[running])
+            np.testing.assert_array_equal(
+                timestep.observation.action_mask[running], seen.action_mask[running]
+            )
             action = act(game.env.spec, timestep.observation, time, policy, rng)
             state, timestep = game.step(state, action)
             native_state, native_timestep = native_step(native_state, action)
@@ -93,7 +95,7 @@ def test_a_collision_ends_a_warehouse_even_at_the_time_limit_and_the_limit_alone
     )
     late = dataclasses.replace(before, step_count=jnp.full(2, 499))
     _, timestep = game.step(late, action)
-    assert timestep.first.all() and (timestep.observation.time == 500).all()
+    assert timestep.first.all() and (timestep.observation.step_count == 500).all()
     np.testing.assert_array_equal(timestep.discount, ~collided)
 
 
@@ -128,7 +130,7 @@ def test_blocked_or_connected_agents_end_a_connector_with_discount_zero_once_all
     state, timestep = game.reset(keys())
     for time in range(25):
         state, timestep = game.step(state, act(game.env.spec, timestep.observation, time, "random", rng))
-        done = np.asarray((~timestep.observation.legal[..., 1:]).all((1, 2)))  # nobody can move
+        done = np.asarray((~timestep.observation.action_mask[..., 1:]).all((1, 2)))  # nobody can move
         np.testing.assert_array_equal(timestep.discount, ~done)
         if done.all():
             break

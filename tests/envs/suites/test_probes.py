@@ -41,7 +41,7 @@ def random_policy(probe):
     def act(secret, observation, key):
         if not probe.spec.discrete:
             return jax.random.uniform(key, (2, probe.spec.action_size), minval=-1, maxval=1)
-        return jax.random.categorical(key, jnp.where(observation.legal, 0.0, -jnp.inf))
+        return jax.random.categorical(key, jnp.where(observation.action_mask, 0.0, -jnp.inf))
 
     return act
 
@@ -50,10 +50,10 @@ BEST = {
     "bandit": lambda secret, seen, key: jnp.ones(2, jnp.int32),
     "sparse": lambda secret, seen, key: jnp.ones(2, jnp.int32),
     "observation": lambda secret, seen, key: seen.view.argmax(-1),
-    "delayed": lambda secret, seen, key: jnp.full(2, seen.time == 0, jnp.int32),
+    "delayed": lambda secret, seen, key: jnp.full(2, seen.step_count == 0, jnp.int32),
     "recall": lambda cue, seen, key: cue,
     "coordination": lambda secret, seen, key: jnp.arange(2),
-    "masked": lambda secret, seen, key: jnp.where(seen.legal, jnp.arange(3), -1).argmax(-1),
+    "masked": lambda secret, seen, key: jnp.where(seen.action_mask, jnp.arange(3), -1).argmax(-1),
     "continuous": lambda secret, seen, key: seen.view,
 }
 
@@ -85,5 +85,5 @@ def test_no_memoryless_policy_beats_half_on_recall():
 def test_the_illegal_action_of_masked_pays_more_than_the_optimum():
     probe = PROBES["masked"]
     state, timestep = probe.reset(jax.random.key(0))
-    illegal = (~timestep.observation.legal).argmax(-1)
+    illegal = (~timestep.observation.action_mask).argmax(-1)
     assert (probe.step(state, illegal)[1].reward > probe.optimal_return).all()

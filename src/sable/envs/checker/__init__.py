@@ -1,1 +1,1 @@
-"""What is wrong with an environment: `check` plays it, `findings` says what was found."""
+"""Checks of an environment: `check` plays it, `findings` says what was found."""

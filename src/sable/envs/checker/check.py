@@ -1,5 +1,5 @@
-"""What is wrong with an environment, if anything: it is played at random and held to the contract of
-`envs.base`, check by check, each with what was found and what to do about it."""
+"""Checks of an environment: it is played at random and held to the contract of `envs.base`, each check with
+what was found and what to do about it."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from sable.envs import wrappers
 from sable.envs.base import Env
 from sable.envs.checker import findings
 from sable.envs.checker.findings import Finding, Play
-from sable.envs.python.vector_env import HostedEnv
+from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError, describe
 from sable.types import EnvSpec, Observation, PyTree, TimeStep
 
@@ -30,12 +30,13 @@ _BYTES = 2**26
 _OWN = "the environment's own observation"
 
 
-def examine(env: "Env | HostedEnv") -> Iterator[Finding]:
-    """The findings, one check after another; those that cannot be made after what was found are left out."""
+def examine(env: "Env | PythonVectorEnv") -> Iterator[Finding]:
+    """Return the findings, one check after another; those that cannot be made after what was found are left
+    out."""
     yield (spec := _spec(env.spec))
     if spec.verdict == "wrong":
         return
-    yield from _hosted(env) if isinstance(env, HostedEnv) else _traced(env)
+    yield from _hosted(env) if isinstance(env, PythonVectorEnv) else _traced(env)
 
 
 def _spec(spec: tp.Any) -> Finding:
@@ -66,18 +67,18 @@ def _traced(env: Env) -> Iterator[Finding]:
     action = jnp.zeros(_action_shape(spec), jnp.int32 if spec.discrete else jnp.float32)
     fix = "no Python branch on an array, no numpy on one; shapes are fixed (docs/guides/own-environment.md)"
     try:
-        state, opened = jax.eval_shape(env.reset, key)
-        after, followed = jax.eval_shape(env.step, state, action)
+        state, initial = jax.eval_shape(env.reset, key)
+        after, following_step = jax.eval_shape(env.step, state, action)
         rekeyed = jax.eval_shape(env.rekey, state, key)
     except Exception as error:
         yield Finding("traces", "wrong", f"reset, step or rekey cannot be compiled: {describe(error)}", fix)
         return
     yield Finding("traces", "ok", "reset, step and rekey compile")
-    problems = [*_shapes(spec, "reset", opened), *_shapes(spec, "step", followed)]
-    if opened.stats.keys() != followed.stats.keys():
-        names = sorted(opened.stats), sorted(followed.stats)
+    problems = [*_shapes(spec, "reset", initial), *_shapes(spec, "step", following_step)]
+    if initial.stats.keys() != following_step.stats.keys():
+        names = sorted(initial.stats), sorted(following_step.stats)
         problems.append(f"stats are {names[0]} after reset and {names[1]} after step")
-    fix = "give what spec says; sable.envs.base.opening and following make both kinds of time step"
+    fix = "give what spec says; sable.envs.base.first_timestep and next_timestep make both kinds of time step"
     yield findings.verdict("shapes", problems, "as spec says, in both kinds of time step", fix)
     types = _types(state, after, "step") + _types(state, rekeyed, "rekey")
     weak = [one for one in types if "weak type" in one]
@@ -95,7 +96,7 @@ def _traced(env: Env) -> Iterator[Finding]:
 
 
 def _shapes(spec: EnvSpec, function: str, timestep: TimeStep) -> list[str]:
-    """What is not as `spec` says in what `function` returns."""
+    """Return what is not as `spec` says in what `function` returns."""
     num_agents, problems = spec.num_agents, []
 
     def compare(name: str, leaf: tp.Any, shape: tuple[int, ...], dtype: tp.Any) -> None:
@@ -105,13 +106,18 @@ def _shapes(spec: EnvSpec, function: str, timestep: TimeStep) -> list[str]:
             wanted = f"{jnp.dtype(dtype).name}{list(shape)}"
             problems.append(f"{name} of {function} is {leaf.dtype.name}{list(leaf.shape)}, not {wanted}")
 
-    for name, seen in (("observation", timestep.observation), ("final", timestep.final)):
-        compare(f"{name}.view", seen.view, (num_agents, spec.view_size), jnp.float32)
-        compare(f"{name}.legal", seen.legal, (num_agents, max(spec.num_actions, 1)), jnp.bool_)
-        compare(f"{name}.time", seen.time, (), jnp.int32)
+    for name, observation in (
+        ("observation", timestep.observation),
+        ("final_observation", timestep.final_observation),
+    ):
+        compare(f"{name}.view", observation.view, (num_agents, spec.view_size), jnp.float32)
+        compare(
+            f"{name}.action_mask", observation.action_mask, (num_agents, max(spec.num_actions, 1)), jnp.bool_
+        )
+        compare(f"{name}.step_count", observation.step_count, (), jnp.int32)
         if spec.state_size:
-            compare(f"{name}.state", seen.state, (spec.state_size,), jnp.float32)
-        elif isinstance(seen.state, tuple) is False:
+            compare(f"{name}.state", observation.state, (spec.state_size,), jnp.float32)
+        elif isinstance(observation.state, tuple) is False:
             problems.append(f"{name}.state of {function} is an array, and spec.state_size is 0")
     compare("reward", timestep.reward, (num_agents,), jnp.float32)
     compare("discount", timestep.discount, (), jnp.float32)
@@ -122,7 +128,7 @@ def _shapes(spec: EnvSpec, function: str, timestep: TimeStep) -> list[str]:
 
 
 def _types(before: PyTree, after: PyTree, function: str) -> list[str]:
-    """How the state's leaves differ after `function` from those after reset."""
+    """Return how the state's leaves differ after `function` from those after reset."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         return [f"{function} returns a state of another structure than reset"]
     problems = []
@@ -142,7 +148,7 @@ def _types(before: PyTree, after: PyTree, function: str) -> list[str]:
 
 
 def _pure(env: Env, state: PyTree, action: Array) -> Finding:
-    """Whether tracing twice gives the same program: randomness from outside would be frozen into it."""
+    """Check that tracing twice gives the same program: randomness from outside would be frozen into it."""
 
     def programs() -> list:
         # New functions, or a cached trace would be compared with itself.
@@ -166,52 +172,54 @@ def _pure(env: Env, state: PyTree, action: Array) -> Finding:
 
 
 def _played(env: Env) -> Iterator[Finding]:
-    spec, env = env.spec, _Telling(env)
+    spec, env = env.spec, _ObservationInStats(env)
     reset = jax.jit(lambda key: wrappers.reset(env, key, NUM_ENVS))
-    waiting = jax.jit(lambda key: wrappers.starts(env, key, NUM_ENVS))(jax.random.key(1))
+    next_reset = jax.jit(lambda key: wrappers.vmap_reset(env, key, NUM_ENVS))(jax.random.key(1))
     length = _stretch(spec)
 
     @jax.jit
-    def stretch(state: PyTree, seen: Observation, key: Array, illegal: Array):
+    def stretch(state: PyTree, observation: Observation, key: Array, illegal: Array):
         def step(carry: tuple, key: Array) -> tuple[tuple, Play]:
-            state, seen = carry
+            state, observation = carry
             act_key, reset_key = jax.random.split(key)
-            action = _random(spec, seen.legal, act_key, illegal)
-            state, timestep = wrappers.step(env, waiting, state, action, reset_key)
+            action = _random(spec, observation.action_mask, act_key, illegal)
+            state, timestep = wrappers.step(env, next_reset, state, action, reset_key)
             stats = {name: value for name, value in timestep.stats.items() if name != _OWN}
             timestep, own = replace(timestep, stats=stats), timestep.stats[_OWN]
-            play = Play(before=seen, bare=replace(timestep, observation=own), reset=timestep)
+            play = Play(before=observation, bare=replace(timestep, observation=own), reset=timestep)
             return (state, timestep.observation), play
 
-        return jax.lax.scan(step, (state, seen), jax.random.split(key, length))
+        return jax.lax.scan(step, (state, observation), jax.random.split(key, length))
 
     def play(steps: int, illegal: bool = False) -> Play:
-        (state, opened), parts = reset(jax.random.key(0)), []
-        seen = opened.observation
+        (state, initial), parts = reset(jax.random.key(0)), []
+        observation = initial.observation
         for i in range(-(-steps // length)):
             key = jax.random.fold_in(jax.random.key(2), i)
-            (state, seen), part = stretch(state, seen, key, illegal)
+            (state, observation), part = stretch(state, observation, key, illegal)
             parts.append(jax.device_get(part))
         return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
     def steps_per_second() -> float:
-        (state, opened), began, count = reset(jax.random.key(0)), time.monotonic(), 0
-        seen = opened.observation
+        (state, initial), began, count = reset(jax.random.key(0)), time.monotonic(), 0
+        observation = initial.observation
         while (seconds := time.monotonic() - began) < _TIMED or not count:
-            (state, seen), _ = jax.block_until_ready(stretch(state, seen, jax.random.key(count), False))
+            (state, observation), _ = jax.block_until_ready(
+                stretch(state, observation, jax.random.key(count), False)
+            )
             count += 1
         return NUM_ENVS * length * count / seconds
 
-    _, opened = reset(jax.random.key(0))
-    yield findings.start(jax.device_get(opened))
-    played, again = play(min(2 * spec.time_limit + 2, MOST_STEPS)), play(length)
-    yield from findings.common(spec, played)
-    starts = jax.device_get(waiting[1].observation)
-    yield _auto_reset(played, starts)
-    yield findings.determinism(jax.tree.map(lambda x: x[:length], played), again)
-    yield _rekey(env, waiting[0])
-    yield from findings.scales(spec, played, starts)
-    if spec.discrete and not played.before.legal.all() and not _finite(play(length, illegal=True)):
+    _, initial = reset(jax.random.key(0))
+    yield findings.start(jax.device_get(initial))
+    history, again = play(min(2 * spec.time_limit + 2, MOST_STEPS)), play(length)
+    yield from findings.common(spec, history)
+    starts = jax.device_get(next_reset[1].observation)
+    yield _auto_reset(history, starts)
+    yield findings.determinism(jax.tree.map(lambda x: x[:length], history), again)
+    yield _rekey(env, next_reset[0])
+    yield from findings.scales(spec, history, starts)
+    if spec.discrete and not history.before.action_mask.all() and not _finite(play(length, illegal=True)):
         yield Finding(
             "illegal actions",
             "note",
@@ -223,7 +231,7 @@ def _played(env: Env) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True)
-class _Telling:
+class _ObservationInStats:
     """The environment, with its own observation among the stats: auto-reset puts another in its place."""
 
     env: Env
@@ -233,41 +241,46 @@ class _Telling:
         return self.env.spec
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
-        return self._told(*self.env.reset(key))
+        return self._with_observation(*self.env.reset(key))
 
     def step(self, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
-        return self._told(*self.env.step(state, action))
+        return self._with_observation(*self.env.step(state, action))
 
     def rekey(self, state: PyTree, key: Array) -> PyTree:
         return self.env.rekey(state, key)
 
-    def _told(self, state: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+    def _with_observation(self, state: PyTree, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
         stats: tp.Any = timestep.stats | {_OWN: timestep.observation}
         return state, replace(timestep, stats=stats)
 
 
 def _auto_reset(play: Play, starts: Observation) -> Finding:
-    """Behind auto-reset a boundary shows the new episode's opening, and `final` the old one's end."""
-    problems, ended = [], play.bare.first
-    own, final = play.bare.observation, play.reset.final
-    if ((own.time == 0) & ended).any():
-        problems.append("step returns an opening (time 0) where an episode ends: it restarts itself")
+    """Check that behind auto-reset a boundary shows the new episode's first observation, and
+    `final_observation` the old one's last."""
+    problems, done = [], play.bare.first
+    own, final = play.bare.observation, play.reset.final_observation
+    if ((own.step_count == 0) & done).any():
+        problems.append(
+            "step returns a first observation (step_count 0) where an episode ends: it restarts itself"
+        )
     elif not findings.same(final, own):
-        problems.append("final is not the last observation: a step returns two that differ")
-    if (play.reset.observation.time[ended] != 0).any():
-        problems.append("reset returns observations whose time is not 0")
-    opened = play.reset.observation.view[ended].reshape(int(ended.sum()), -1)
+        problems.append("final_observation is not the last observation: a step returns two that differ")
+    if (play.reset.observation.step_count[done] != 0).any():
+        problems.append("reset returns observations whose step_count is not 0")
+    initial = play.reset.observation.view[done].reshape(int(done.sum()), -1)
     known = starts.view.reshape(len(starts.view), -1)
-    if len(opened) and not (opened[:50, None] == known[None]).all(-1).any(1).all():
+    if len(initial) and not (initial[:50, None] == known[None]).all(-1).any(1).all():
         problems.append("what opens an episode is not what reset returned")
-    goes_on = jax.tree.map(lambda x: x[~ended], (play.reset.observation, own))
+    goes_on = jax.tree.map(lambda x: x[~done], (play.reset.observation, own))
     if not findings.same(*goes_on):
         problems.append("observations differ with and without auto-reset inside an episode")
     return findings.verdict(
         "auto-reset",
         problems,
-        f"{int(ended.sum())} boundaries: observation opens the new episode, final ends the old one",
-        "step returns its true last observation, as observation and as final, and never resets itself",
+        f"{int(done.sum())} boundaries: observation opens the new episode, final_observation ends the "
+        "old one",
+        "step returns its true last observation, as observation and as final_observation, and never resets "
+        "itself",
     )
 
 
@@ -293,49 +306,49 @@ def _rekey(env: Env, states: PyTree) -> Finding:
 # Python environments
 
 
-def _hosted(env: HostedEnv) -> Iterator[Finding]:
+def _hosted(env: PythonVectorEnv) -> Iterator[Finding]:
     spec, seeds = env.spec, np.arange(NUM_ENVS)
     fix = "play it by hand with the same seeds; the error is the environment's own"
 
     def play(batch: str, steps: int) -> tuple[TimeStep, Play, float]:
-        random, opened = np.random.default_rng(0), env.reset(batch, seeds)
-        seen, parts, began = opened.observation, [], time.monotonic()
+        random, initial = np.random.default_rng(0), env.reset(batch, seeds)
+        observation, parts, began = initial.observation, [], time.monotonic()
         for _ in range(steps):
-            step = env.step(batch, _random_on_host(spec, np.asarray(seen.legal), random))
-            final = step.final
+            step = env.step(batch, _random_on_host(spec, np.asarray(observation.action_mask), random))
+            final = step.final_observation
             bare = TimeStep(
                 observation=final,
-                final=final,
+                final_observation=final,
                 reward=step.reward,
                 discount=step.discount,
                 first=step.first,
                 stats=step.stats,
             )
-            parts.append(Play(before=seen, bare=bare, reset=step))
-            seen = step.observation
-        return opened, jax.tree.map(lambda *x: np.stack(x), *parts), time.monotonic() - began
+            parts.append(Play(before=observation, bare=bare, reset=step))
+            observation = step.observation
+        return initial, jax.tree.map(lambda *x: np.stack(x), *parts), time.monotonic() - began
 
     steps = min(spec.time_limit + 2, MOST_STEPS)
     try:
-        opened, played, seconds = play("check", steps)
+        initial, history, seconds = play("check", steps)
         short = min(steps, 50)
         _, again, _ = play("check again", short)
     except SableError as error:
         yield Finding("plays", "wrong", str(error), fix)
         return
     yield Finding("plays", "ok", f"{NUM_ENVS} environments side by side, {steps} steps each")
-    yield findings.start(opened)
-    yield from findings.common(spec, played)
-    ended = int(played.reset.first.sum())
+    yield findings.start(initial)
+    yield from findings.common(spec, history)
+    done = int(history.reset.first.sum())
     yield findings.verdict(
         "auto-reset",
-        [] if (played.reset.observation.time[played.reset.first] == 0).all() else ["time goes on"],
-        f"{ended} boundaries",
+        [] if (history.reset.observation.step_count[history.reset.first] == 0).all() else ["time goes on"],
+        f"{done} boundaries",
         "",
     )
-    yield findings.determinism(jax.tree.map(lambda x: x[:short], played), again)
-    yield from findings.scales(spec, played, opened.observation)
-    dead = (played.before.legal.sum(-1) == 1) & ~played.before.view.any(-1)
+    yield findings.determinism(jax.tree.map(lambda x: x[:short], history), again)
+    yield from findings.scales(spec, history, initial.observation)
+    dead = (history.before.action_mask.sum(-1) == 1) & ~history.before.view.any(-1)
     if dead.any():
         share = f"agents were gone for {dead.mean():.0%} of the time"
         yield Finding("agents", "ok", f"{share}: zero views, one legal action, no reward")
@@ -348,25 +361,25 @@ def _action_shape(spec: EnvSpec) -> tuple[int, ...]:
 
 
 def _stretch(spec: EnvSpec) -> int:
-    """Steps to play at once, as many as fit."""
+    """Return steps to play at once, as many as fit."""
     each = 16 * NUM_ENVS * spec.num_agents * (spec.view_size + max(spec.num_actions, 1))
     return int(max(1, min(64, 2 * spec.time_limit, _BYTES // each)))
 
 
-def _random(spec: EnvSpec, legal: Array, key: Array, illegal: Array) -> Array:
-    """Actions at random: legal ones, or, where asked for and there are some, illegal ones."""
+def _random(spec: EnvSpec, action_mask: Array, key: Array, illegal: Array) -> Array:
+    """Return actions at random: legal ones, or, where asked for and there are some, illegal ones."""
     if not spec.discrete:
         shape = (NUM_ENVS, *_action_shape(spec))
         return jax.random.uniform(key, shape, minval=spec.action_low, maxval=spec.action_high)
-    wanted = jnp.where(illegal & ~legal.all(-1, keepdims=True), ~legal, legal)
+    wanted = jnp.where(illegal & ~action_mask.all(-1, keepdims=True), ~action_mask, action_mask)
     return jax.random.categorical(key, jnp.where(wanted, 0.0, -1e9)).astype(jnp.int32)
 
 
-def _random_on_host(spec: EnvSpec, legal: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _random_on_host(spec: EnvSpec, action_mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
     if not spec.discrete:
-        shape = (len(legal), *_action_shape(spec))
+        shape = (len(action_mask), *_action_shape(spec))
         return random.uniform(spec.action_low, spec.action_high, shape).astype(np.float32)
-    return np.where(legal, random.random(legal.shape), -1.0).argmax(-1).astype(np.int32)
+    return np.where(action_mask, random.random(action_mask.shape), -1.0).argmax(-1).astype(np.int32)
 
 
 def _finite(tree: PyTree) -> bool:

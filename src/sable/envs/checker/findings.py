@@ -1,5 +1,5 @@
-"""What a check of an environment came to, and the checks that need only know what happened: they hold for
-every kind of environment."""
+"""Results of an environment's checks, and the checks that need only know what happened: they hold for every
+kind of environment."""
 
 import typing as tp
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LARGE_VIEW, _LARGE_RETURN = 100.0, 1000.0
 
 
 class Finding(tp.NamedTuple):
-    """What one check came to."""
+    """The result of one check."""
 
     check: str
     verdict: tp.Literal["ok", "note", "wrong"]
@@ -24,31 +24,35 @@ class Finding(tp.NamedTuple):
 
 @struct
 class Play:
-    """What happened, [T, B]: what was seen, what `env` itself answered, and the same behind auto-reset."""
+    """A stretch of play, [T, B]: the observation before each step, `env`'s own answer, and the same behind
+    auto-reset."""
 
     before: Observation
     bare: TimeStep
     reset: TimeStep
 
 
-def start(opened: TimeStep) -> Finding:
-    """What `reset` gives opens an episode."""
+def start(initial: TimeStep) -> Finding:
+    """Check that what `reset` returns opens an episode."""
     problems = []
-    if np.any(opened.reward != 0):
+    if np.any(initial.reward != 0):
         problems.append("the reward of reset is not 0")
-    if np.any(opened.discount != 1):
+    if np.any(initial.discount != 1):
         problems.append("the discount of reset is not 1")
-    if not np.all(opened.first):
+    if not np.all(initial.first):
         problems.append("first of reset is not true")
-    if np.any(opened.observation.time != 0):
-        problems.append("the time of reset is not 0")
+    if np.any(initial.observation.step_count != 0):
+        problems.append("the step_count of reset is not 0")
     return verdict(
-        "start", problems, "no reward, discount 1, first, time 0", "return opening(observation, stats)"
+        "start",
+        problems,
+        "no reward, discount 1, first, step_count 0",
+        "return first_timestep(observation, stats)",
     )
 
 
 def common(spec: EnvSpec, play: Play) -> Iterator[Finding]:
-    """Numbers, masks, time and ends are what they should be, all the way."""
+    """Check that numbers, masks, step counts and ends are as they should be, all the way."""
     step = play.bare
     yield verdict(
         "finite numbers",
@@ -69,16 +73,22 @@ def common(spec: EnvSpec, play: Play) -> Iterator[Finding]:
     yield _masks(spec, play)
     # Steps before the first boundary of each environment, it included: there the length is the row's number.
     steps = np.arange(1, len(step.first) + 1)[:, None]
-    opening = np.cumsum(step.first, axis=0) - step.first == 0
-    counted = (step.observation.time == steps) | ~opening | (step.first & (step.observation.time == 0))
+    first_episode = np.cumsum(step.first, axis=0) - step.first == 0
+    counted = (
+        (step.observation.step_count == steps)
+        | ~first_episode
+        | (step.first & (step.observation.step_count == 0))
+    )
     yield verdict(
         "time",
-        [] if counted.all() else ["observation.time does not count 0, 1, 2, .. the steps of an episode"],
+        []
+        if counted.all()
+        else ["observation.step_count does not count 0, 1, 2, .. the steps of an episode"],
         "counts the steps of an episode",
-        "keep the time in the state, add 1 in every step, show it in the observation",
+        "keep the count in the state, add 1 in every step, show it as observation.step_count",
     )
     yield _ends(step)
-    beyond = (opening & (steps >= spec.time_limit) & ~step.first).any(0)
+    beyond = (first_episode & (steps >= spec.time_limit) & ~step.first).any(0)
     many = f"{int(beyond.sum())} of {len(beyond)} episodes go on beyond time_limit={spec.time_limit}"
     yield verdict(
         "time limit",
@@ -86,24 +96,26 @@ def common(spec: EnvSpec, play: Play) -> Iterator[Finding]:
         f"no episode lasts longer than {spec.time_limit} steps"
         if len(steps) >= spec.time_limit
         else f"{spec.time_limit} steps were not reached in {len(steps)}",
-        "pass timed_out=time >= spec.time_limit to following, or raise spec.time_limit",
+        "pass truncated=step_count >= spec.time_limit to next_timestep, or raise spec.time_limit",
     )
     yield _truncation(spec, step)
 
 
 def _masks(spec: EnvSpec, play: Play) -> Finding:
-    legal = play.before.legal
-    fix = "legal says, for each agent, which actions it may choose: at least one"
+    action_mask = play.before.action_mask
+    fix = "action_mask says, for each agent, which actions it may choose: at least one"
     if not spec.discrete:
-        found = [] if legal.all() else ["actions are continuous, and legal is not all true"]
+        found = [] if action_mask.all() else ["actions are continuous, and action_mask is not all true"]
         return verdict("masks", found, "none: actions are continuous", "give jnp.ones((N, 1), bool)")
-    none = ~legal.any(-1)
+    none = ~action_mask.any(-1)
     if none.any():
         agent = f"agent {int(np.argwhere(none)[0][-1])}"
         return Finding("masks", "wrong", f"{agent} had no legal action in {none.mean():.1%} of steps", fix)
-    if legal.all():
+    if action_mask.all():
         return Finding("masks", "ok", "all actions are always legal")
-    return Finding("masks", "ok", f"{1 - legal.mean():.0%} of actions are illegal, never all of an agent's")
+    return Finding(
+        "masks", "ok", f"{1 - action_mask.mean():.0%} of actions are illegal, never all of an agent's"
+    )
 
 
 def _ends(step: TimeStep) -> Finding:
@@ -117,37 +129,37 @@ def _ends(step: TimeStep) -> Finding:
         "ends",
         problems,
         "discount is 0 only where first is true",
-        "discounting is the system's; return following(.., ended=.., timed_out=..)",
+        "discounting is the system's; return next_timestep(.., terminated=.., truncated=..)",
     )
 
 
 def _truncation(spec: EnvSpec, step: TimeStep) -> Finding:
-    """Whether time limits and true ends are told apart."""
-    lengths, ended = step.observation.time[step.first], step.discount[step.first] == 0
+    """Check whether time limits and true ends are told apart."""
+    lengths, done = step.observation.step_count[step.first], step.discount[step.first] == 0
     if not len(lengths):
         return Finding("truncation", "note", f"no episode ended in {len(step.first)} steps")
-    found = f"{int(ended.sum())} episodes truly ended, {int((~ended).sum())} were cut short"
-    if ended.all() and len(set(lengths.tolist())) == 1 and lengths[0] == spec.time_limit:
+    found = f"{int(done.sum())} episodes truly ended, {int((~done).sum())} were cut short"
+    if done.all() and len(set(lengths.tolist())) == 1 and lengths[0] == spec.time_limit:
         return Finding(
             "truncation",
             "note",
             f"every episode truly ended (discount 0) at the time limit of {spec.time_limit}",
-            "if that is a limit and not an end: timed_out, not ended. Make a Python environment without a "
-            "limit of its own, and give it one by --options time_limit=STEPS",
+            "if that is a limit and not an end: truncated, not terminated. Make a Python environment "
+            "without a limit of its own, and give it one by --options time_limit=STEPS",
         )
-    short = ~ended & (lengths < spec.time_limit)
-    if short.any() and (lengths[~ended] < spec.time_limit).all() and len(set(lengths[~ended].tolist())) > 1:
+    short = ~done & (lengths < spec.time_limit)
+    if short.any() and (lengths[~done] < spec.time_limit).all() and len(set(lengths[~done].tolist())) > 1:
         return Finding(
             "truncation",
             "note",
             f"{found}, at different times and none at the limit of {spec.time_limit}",
-            "if those are ends and not limits: ended (terminated), not timed_out (truncated)",
+            "if those are ends and not limits: terminated, not truncated",
         )
     return Finding("truncation", "ok", found)
 
 
 def determinism(one: Play, other: Play) -> Finding:
-    """The same play twice, to the last bit."""
+    """Check that the same play twice is the same to the last bit."""
     return verdict(
         "determinism",
         [] if same(one, other) else ["the same keys and actions gave another episode"],
@@ -157,7 +169,7 @@ def determinism(one: Play, other: Play) -> Finding:
 
 
 def scales(spec: EnvSpec, play: Play, starts: Observation) -> Iterator[Finding]:
-    """How large views, rewards and returns are, and what is always the same."""
+    """Check how large views, rewards and returns are, and what is always the same."""
     if len(starts.view) > 1 and all(same(view, starts.view[0]) for view in starts.view):
         yield Finding("starts", "note", f"{len(starts.view)} episodes began with the same views")
     step, reward = play.bare, play.bare.reward
@@ -186,7 +198,7 @@ def scales(spec: EnvSpec, play: Play, starts: Observation) -> Iterator[Finding]:
 
 
 def verdict(check: str, problems: list[str], ok: str, fix: str) -> Finding:
-    """What is wrong, the first three things of it, or that all is well."""
+    """Return the first three problems found, or that all is well."""
     if not problems:
         return Finding(check, "ok", ok)
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
@@ -194,12 +206,12 @@ def verdict(check: str, problems: list[str], ok: str, fix: str) -> Finding:
 
 
 def is_key(x: tp.Any) -> bool:
-    """Whether an array holds keys of randomness."""
+    """Return whether an array holds keys of randomness."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def same(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees hold the same bits."""
+    """Return whether two trees hold the same bits."""
 
     def raw(x: tp.Any) -> bytes:
         return np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes()

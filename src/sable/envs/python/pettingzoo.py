@@ -13,24 +13,24 @@ from gymnasium import spaces
 from sable.errors import SableError
 
 _LIMITS = ("max_cycles", "max_steps", "_max_episode_steps", "max_episode_steps")
-"""What environments call the most steps an episode can last."""
+"""Names that environments give the most steps an episode can last."""
 
 
-class Seen(tp.NamedTuple):
-    """What a team sees before it acts."""
+class TeamObservation(tp.NamedTuple):
+    """The team's view of the environment before it acts."""
 
     view: np.ndarray  # [N, F] float32; zeros for an agent that is not there
-    legal: np.ndarray  # [N, A] bool; [N, 1] of ones where actions are continuous
-    time: int
+    action_mask: np.ndarray  # [N, A] bool; [N, 1] of ones where actions are continuous
+    step_count: int
 
 
-class Step(tp.NamedTuple):
-    """What followed an action."""
+class TeamStep(tp.NamedTuple):
+    """The result of an action."""
 
-    seen: Seen
+    observation: TeamObservation
     reward: np.ndarray  # [N] float32
-    over: bool
-    ended: bool
+    done: bool
+    terminated: bool
     """Whether the episode truly ended, rather than was cut short."""
 
 
@@ -67,36 +67,36 @@ class Team:
             time_limit=_time_limit(env, time_limit),
             **_action_sizes(self.agents, self.actions),
         )
-        self.time, self.live = 0, set()
+        self.step_count, self.live = 0, set()
 
-    def reset(self, seed: int) -> Seen:
+    def reset(self, seed: int) -> TeamObservation:
         observations, infos = self.env.reset(seed=seed)
-        self.time, self.live = 0, set(self.env.agents)
+        self.step_count, self.live = 0, set(self.env.agents)
         self._refuse_strangers()
-        return self._seen(observations, infos, self.live)
+        return self._observation(observations, infos, self.live)
 
-    def step(self, action: np.ndarray) -> Step:
-        acted = self.live
+    def step(self, action: np.ndarray) -> TeamStep:
+        alive = self.live
         chosen = {
             agent: self._action(space, action[i])
             for i, (agent, space) in enumerate(zip(self.agents, self.actions, strict=True))
-            if agent in acted
+            if agent in alive
         }
         observations, rewards, terminations, truncations, infos = self.env.step(chosen)
-        self.time += 1
+        self.step_count += 1
         # An agent may leave before the others: it is dead from its own last step on.
-        done = {agent for agent in acted if terminations.get(agent) or truncations.get(agent)}
-        self.live = set(self.env.agents) - done
+        finished = {agent for agent in alive if terminations.get(agent) or truncations.get(agent)}
+        self.live = set(self.env.agents) - finished
         self._refuse_strangers()
-        cut = any(truncations.get(agent) and not terminations.get(agent) for agent in acted)
-        ended = not self.live and not cut
-        over = not self.live or self.time >= self.sizes.time_limit
+        truncated = any(truncations.get(agent) and not terminations.get(agent) for agent in alive)
+        terminated = not self.live and not truncated
+        done = not self.live or self.step_count >= self.sizes.time_limit
         if not rewards.keys() <= self.declared:
             self._note_strangers(rewards)
-        reward = np.array([rewards.get(agent, 0.0) if agent in acted else 0.0 for agent in self.agents])
+        reward = np.array([rewards.get(agent, 0.0) if agent in alive else 0.0 for agent in self.agents])
         # The last observation counts for all who have one; a dead agent's is not seen while others go on.
-        seen = self._seen(observations, infos, set(observations) if over else self.live, over)
-        return Step(seen, reward.astype(np.float32), over, ended)
+        observation = self._observation(observations, infos, set(observations) if done else self.live, done)
+        return TeamStep(observation, reward.astype(np.float32), done, terminated)
 
     def _refuse_strangers(self) -> None:
         if strangers := self.live - set(self.agents):
@@ -111,13 +111,15 @@ class Team:
             self.noted.add(stranger)
             self.note(f"a reward for agent {stranger!r}, which is not among possible_agents, is ignored")
 
-    def _seen(self, observations: dict, infos: dict, shown: set, over: bool = False) -> Seen:
+    def _observation(
+        self, observations: dict, infos: dict, shown: set, done: bool = False
+    ) -> TeamObservation:
         sizes = self.sizes
         view = np.zeros((sizes.num_agents, sizes.view_size), np.float32)
-        legal = np.zeros((sizes.num_agents, max(sizes.num_actions, 1)), bool)
+        action_mask = np.zeros((sizes.num_agents, max(sizes.num_actions, 1)), bool)
         for i, agent in enumerate(self.agents):
             if agent not in shown:
-                legal[i, 0] = True  # whatever a dead agent does is not done
+                action_mask[i, 0] = True  # whatever a dead agent does is not done
                 continue
             if agent not in observations:
                 raise SableError(f"agent {agent!r} is alive and was given no observation")
@@ -128,20 +130,20 @@ class Team:
                 observation = others["observation"] if set(others) == {"observation"} else others
             flat = _flat(self.views[i], observation)
             view[i, : flat.size] = flat
-            legal[i] = self._legal(i, mask, over)
-        return Seen(view, legal, self.time)
+            action_mask[i] = self._action_mask(i, mask, done)
+        return TeamObservation(view, action_mask, self.step_count)
 
-    def _legal(self, i: int, mask: tp.Any, over: bool) -> np.ndarray:
-        legal = np.zeros(max(self.sizes.num_actions, 1), bool)
+    def _action_mask(self, i: int, mask: tp.Any, done: bool) -> np.ndarray:
+        action_mask = np.zeros(max(self.sizes.num_actions, 1), bool)
         if not self.sizes.num_actions:
-            return ~legal
+            return ~action_mask
         own = int(self.actions[i].n)
-        legal[:own] = True if mask is None else np.asarray(mask, bool)
-        if not legal.any():
-            if not over:
-                raise SableError(f"agent {self.agents[i]!r} has no legal action at step {self.time}")
-            legal[:own] = True  # nobody will act on it
-        return legal
+        action_mask[:own] = True if mask is None else np.asarray(mask, bool)
+        if not action_mask.any():
+            if not done:
+                raise SableError(f"agent {self.agents[i]!r} has no legal action at step {self.step_count}")
+            action_mask[:own] = True  # nobody will act on it
+        return action_mask
 
     def _action(self, space: tp.Any, action: np.ndarray) -> tp.Any:
         if self.sizes.num_actions:
@@ -174,11 +176,13 @@ class Tuples:
         chosen = tuple(actions[agent] for agent in self.possible_agents)
         observations, *others, _ = self.env.step(chosen)
         count = len(self.possible_agents)
-        rewards, ended, cut = (self._each(np.broadcast_to(np.asarray(x), (count,))) for x in others)
-        self.agents = [a for a in self.possible_agents if not (ended[a] or cut[a])]
+        rewards, terminated, truncated = (
+            self._each(np.broadcast_to(np.asarray(x), (count,))) for x in others
+        )
+        self.agents = [a for a in self.possible_agents if not (terminated[a] or truncated[a])]
         if len(self.agents) < count:  # such environments go on with everyone or not at all
             self.agents = []
-        return self._each(observations), rewards, ended, cut, {}
+        return self._each(observations), rewards, terminated, truncated, {}
 
     def _each(self, values: tp.Iterable) -> dict:
         return dict(zip(self.possible_agents, values, strict=True))
@@ -200,7 +204,7 @@ def _parallel(env: tp.Any) -> tp.Any:
 
 
 def _view_space(space: tp.Any) -> tp.Any:
-    """The space of what is flattened into a view: an observation without its mask."""
+    """Return the space of what is flattened into a view: an observation without its mask."""
     if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
         others = {name: part for name, part in space.spaces.items() if name != "action_mask"}
         return others["observation"] if set(others) == {"observation"} else spaces.Dict(others)
@@ -216,25 +220,25 @@ def _flat(space: tp.Any, observation: tp.Any) -> np.ndarray:
     return np.asarray(spaces.flatten(space, observation), np.float32)
 
 
-def _time_limit(env: tp.Any, given: tp.Any) -> int:
-    """The most steps of an episode: as given, else as the environment says."""
-    if given is None:
+def _time_limit(env: tp.Any, limit: tp.Any) -> int:
+    """Return the most steps of an episode: as given, else as the environment says."""
+    if limit is None:
         inner = getattr(env, "unwrapped", env)
         places = [env, inner, getattr(env, "spec", None)]
-        found = [getattr(place, name, None) for place in places for name in _LIMITS]
-        given = next((limit for limit in found if isinstance(limit, int) and limit > 0), None)
-        if given is None:
+        limits = [getattr(place, name, None) for place in places for name in _LIMITS]
+        limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+        if limit is None:
             raise SableError(
                 "it does not say how long an episode can last (max_cycles, max_steps): give --options "
                 "time_limit=STEPS; episodes are then cut there"
             )
-    if type(given) is not int or not 1 <= given < 2**31:
-        raise SableError(f"option time_limit={given!r}: expected a whole number from 1 to {2**31 - 1}")
-    return given
+    if type(limit) is not int or not 1 <= limit < 2**31:
+        raise SableError(f"option time_limit={limit!r}: expected a whole number from 1 to {2**31 - 1}")
+    return limit
 
 
 def _action_sizes(agents: list, actions: list) -> dict[str, int]:
-    """`num_actions` and `action_size` of a team, one of them 0."""
+    """Return `num_actions` and `action_size` of a team, one of them 0."""
     if all(isinstance(space, spaces.Discrete) for space in actions):
         return {"num_actions": max(int(space.n) for space in actions), "action_size": 0}
     if all(isinstance(space, spaces.Box) for space in actions):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sable.envs.base import following, opening
+from sable.envs.base import first_timestep, next_timestep
 from sable.envs.python.worker import Arrays
 from sable.errors import SableError, ending
 from sable.quiet import is_silenced
@@ -43,7 +43,7 @@ class EnvFailed(SableError):
     """An environment raised an error, died, or does not answer."""
 
 
-class HostedEnv:
+class PythonVectorEnv:
     """Environments of PettingZoo's kind. Not an `Env`: it is stepped by the host, a batch at a time.
 
     Batches have names, so that measuring does not disturb training: each name has its own environments.
@@ -52,15 +52,15 @@ class HostedEnv:
     spec: EnvSpec
 
     def __init__(self, task: str, arguments: Mapping[str, tp.Any], trust: Trust):
-        given = dict(arguments)
-        self._timeout = _seconds(task, given.pop("env_timeout", TIMEOUT))
+        options = dict(arguments)
+        self._timeout = _seconds(task, options.pop("env_timeout", TIMEOUT))
         self._give_up = _never
-        self.task, self.num_workers = task, given.pop("workers", None) or len(os.sched_getaffinity(0))
+        self.task, self.num_workers = task, options.pop("workers", None) or len(os.sched_getaffinity(0))
         if type(self.num_workers) is not int or self.num_workers < 1:
             raise SableError(
                 f"{task}: option workers={self.num_workers!r}: expected a whole number of at least 1"
             )
-        self._recipe = (sys.path, task, given, trust)
+        self._recipe = (sys.path, task, options, trust)
         self._workers: list[Worker] = []
         self._noted: set[str] = set()
         self._shares: dict[str, list[int]] = {}
@@ -80,8 +80,8 @@ class HostedEnv:
         return self._together([("reset", batch, part) for part in parts])
 
     def step(self, batch: str, action: np.ndarray, *, restart: bool = True) -> TimeStep:
-        """What follows `action` [B, N, ..]. Where an episode is over a new one has begun, as behind
-        `envs.wrappers.step`; without `restart` that environment stands still from then on."""
+        """Return the time step after `action` [B, N, ..]. Where an episode is over a new one has begun, as
+        behind `envs.wrappers.step`; without `restart` that environment stands still from then on."""
         self._refuse_closed()
         parts = np.split(action, np.cumsum(self._shares[batch])[:-1])
         return self._together([("step", batch, part, restart) for part in parts])
@@ -96,25 +96,25 @@ class HostedEnv:
             self._give_up = _never
 
     @property
-    def stand_in(self) -> "StandIn":
+    def stub_env(self) -> "StubEnv":
         """A JAX environment of the same sizes, for programs that only want to know shapes."""
-        return StandIn(self.spec)
+        return StubEnv(self.spec)
 
     def close(self) -> None:
         """End all workers."""
         self._end()
 
     def _together(self, requests: list[tuple]) -> TimeStep:
-        """The answers of the workers to their requests, as one batch."""
+        """Return the answers of the workers to their requests, as one batch."""
         for worker, request in zip(self._workers, requests, strict=False):
             worker.send(request)
         answers = [self._receive(i) for i in range(len(requests))]
         if len(answers) == 1:
             return _timestep(answers[0])
-        ended = [answer.first.any() for answer in answers]
+        done = [answer.first.any() for answer in answers]
         columns = zip(*answers, strict=True)
         parts = [
-            [x for x, any_ended in zip(column, ended, strict=True) if any_ended or "final" not in name]
+            [x for x, any_ended in zip(column, done, strict=True) if any_ended or "final" not in name]
             for name, column in zip(Arrays._fields, columns, strict=True)
         ]
         return _timestep(Arrays(*(np.concatenate(part) if part else np.zeros(0) for part in parts)))
@@ -135,12 +135,12 @@ class HostedEnv:
             self._workers.append(Worker(self._recipe))
 
     def _receive(self, index: int) -> tp.Any:
-        """What a worker answers; its error, its death or its silence ends all of them and is raised in one
-        line."""
+        """Return what a worker answers; its error, its death or its silence ends all of them and is raised in
+        one line."""
         worker = self._workers[index]
-        while (said := worker.receive(self._timeout, self._give_up))[0] == "note":
-            self._note(said[1])
-        kind, answer = said
+        while (message := worker.receive(self._timeout, self._give_up))[0] == "note":
+            self._note(message[1])
+        kind, answer = message
         if kind == "done":
             return answer
         self.close()
@@ -149,16 +149,16 @@ class HostedEnv:
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIn:
+class StubEnv:
     """An environment in which nothing happens."""
 
     spec: EnvSpec
 
     def reset(self, key: Array) -> tuple[tuple, TimeStep]:
-        return (), opening(self._observe(), {})
+        return (), first_timestep(self._observe(), {})
 
     def step(self, state: tuple, action: Array) -> tuple[tuple, TimeStep]:
-        return (), following(self._observe(), 0.0, ended=False, timed_out=False, stats={})
+        return (), next_timestep(self._observe(), 0.0, terminated=False, truncated=False, stats={})
 
     def rekey(self, state: tuple, key: Array) -> tuple:
         return ()
@@ -167,8 +167,8 @@ class StandIn:
         spec = self.spec
         return Observation(
             view=jnp.zeros((spec.num_agents, spec.view_size)),
-            legal=jnp.ones((spec.num_agents, max(spec.num_actions, 1)), bool),
-            time=jnp.zeros((), jnp.int32),
+            action_mask=jnp.ones((spec.num_agents, max(spec.num_actions, 1)), bool),
+            step_count=jnp.zeros((), jnp.int32),
             state=(),
         )
 
@@ -207,8 +207,8 @@ class Worker:
             self.connection.send(request)
 
     def receive(self, timeout: float, give_up: tp.Callable[[], bool]) -> tuple[str, tp.Any]:
-        """("done", its answer), or what is wrong: ("wrong", ..) with the environment as it was asked for,
-        ("failed", ..) while it worked."""
+        """Return ("done", its answer), or what is wrong: ("wrong", ..) with the environment as it was asked
+        for, ("failed", ..) while it worked."""
         try:
             while not self._ready.poll(_GLANCE * 1000):
                 late = time.monotonic() > self._sent + timeout
@@ -221,7 +221,7 @@ class Worker:
             return "failed", self.fate()
 
     def fate(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         try:
             code = self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -252,26 +252,30 @@ def _never() -> bool:
     return False
 
 
-def _seconds(task: str, given: tp.Any) -> float:
-    if type(given) not in (int, float) or not given > 0:
-        raise SableError(f"{task}: env_timeout={given!r}: expected a number of seconds above 0")
-    return float(given)
+def _seconds(task: str, value: tp.Any) -> float:
+    if type(value) not in (int, float) or not value > 0:
+        raise SableError(f"{task}: env_timeout={value!r}: expected a number of seconds above 0")
+    return float(value)
 
 
 def _timestep(arrays: Arrays) -> TimeStep:
-    ended = arrays.first
-    view, legal, time = arrays.view, arrays.legal, arrays.time
-    observation = Observation(view=view, legal=legal, time=time, state=())  # pyright: ignore[reportArgumentType]
-    final = observation
-    if ended.any():
-        view, legal, time = view.copy(), legal.copy(), time.copy()
-        view[ended], legal[ended], time[ended] = arrays.final_view, arrays.final_legal, arrays.final_time
-        final = Observation(view=view, legal=legal, time=time, state=())  # pyright: ignore[reportArgumentType]
+    done = arrays.first
+    view, action_mask, step_count = arrays.view, arrays.action_mask, arrays.step_count
+    observation = Observation(view=view, action_mask=action_mask, step_count=step_count, state=())  # pyright: ignore[reportArgumentType]
+    final_observation = observation
+    if done.any():
+        view, action_mask, step_count = view.copy(), action_mask.copy(), step_count.copy()
+        view[done], action_mask[done], step_count[done] = (
+            arrays.final_view,
+            arrays.final_action_mask,
+            arrays.final_step_count,
+        )
+        final_observation = Observation(view=view, action_mask=action_mask, step_count=step_count, state=())  # pyright: ignore[reportArgumentType]
     return TimeStep(
         observation=observation,
-        final=final,
+        final_observation=final_observation,
         reward=arrays.reward,  # pyright: ignore[reportArgumentType]
         discount=arrays.discount,  # pyright: ignore[reportArgumentType]
-        first=ended,  # pyright: ignore[reportArgumentType]
+        first=done,  # pyright: ignore[reportArgumentType]
         stats={"return": arrays.returns, "length": arrays.lengths},  # pyright: ignore[reportArgumentType]
     )

@@ -12,22 +12,23 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from sable.envs import custom as own
+from sable.envs import custom
 from sable.errors import SableError, describe
 
 
 class Arrays(tp.NamedTuple):
-    """What some environments answer, side by side; the `final` ones for those whose episode is over only."""
+    """Time steps of some environments, side by side; the `final` ones for those whose episode is over
+    only."""
 
     view: np.ndarray
-    legal: np.ndarray
-    time: np.ndarray
+    action_mask: np.ndarray
+    step_count: np.ndarray
     reward: np.ndarray
     discount: np.ndarray
     first: np.ndarray
     final_view: np.ndarray
-    final_legal: np.ndarray
-    final_time: np.ndarray
+    final_action_mask: np.ndarray
+    final_step_count: np.ndarray
     returns: np.ndarray
     lengths: np.ndarray
 
@@ -43,29 +44,31 @@ class Group:
         while len(self.teams) < len(seeds):
             self.teams.append(self.make())
         self.random = [np.random.default_rng(seed) for seed in seeds]
-        self.seen = [self._start(i) for i in range(len(seeds))]
-        self.over, self.returns = np.zeros(len(seeds), bool), np.zeros(len(seeds), np.float32)
+        self.observations = [self._start(i) for i in range(len(seeds))]
+        self.done, self.returns = np.zeros(len(seeds), bool), np.zeros(len(seeds), np.float32)
         sizes = self.teams[0].sizes
-        opening = np.zeros((len(seeds), sizes.num_agents), np.float32)
-        return self._answer(opening, np.ones(len(seeds), np.float32), np.ones(len(seeds), bool), self.seen)
+        no_reward = np.zeros((len(seeds), sizes.num_agents), np.float32)
+        return self._answer(
+            no_reward, np.ones(len(seeds), np.float32), np.ones(len(seeds), bool), self.observations
+        )
 
     def step(self, action: np.ndarray, restart: bool) -> Arrays:
-        """What followed; ended episodes start anew if `restart`, else stand still from then on."""
-        count = len(self.seen)
+        """Return what followed; ended episodes start anew if `restart`, else stand still from then on."""
+        count = len(self.observations)
         reward = np.zeros((count, self.teams[0].sizes.num_agents), np.float32)
         discount, first = np.ones(count, np.float32), np.zeros(count, bool)
         for i in range(count):
-            if self.over[i]:
+            if self.done[i]:
                 continue
-            self.seen[i], reward[i], first[i], ended = self.teams[i].step(action[i])
-            discount[i] = 0.0 if ended else 1.0
+            self.observations[i], reward[i], first[i], terminated = self.teams[i].step(action[i])
+            discount[i] = 0.0 if terminated else 1.0
         self.returns += reward.mean(-1)
-        final = list(self.seen)
+        final = list(self.observations)
         if restart:
             for i in np.flatnonzero(first).tolist():
-                self.seen[i] = self._start(i)
+                self.observations[i] = self._start(i)
         else:
-            self.over |= first
+            self.done |= first
         answer = self._answer(reward, discount, first, final)
         self.returns[first & restart] = 0.0
         return answer
@@ -76,19 +79,19 @@ class Group:
     def _answer(self, reward: np.ndarray, discount: np.ndarray, first: np.ndarray, final: list) -> Arrays:
         last = [final[i] for i in np.flatnonzero(first)]
         return Arrays(
-            *_stacked(self.seen),
+            *_stacked(self.observations),
             reward,
             discount,
             first,
             *_stacked(last or final[:1]),
             self.returns.copy(),
-            np.array([seen.time for seen in final], np.float32),
+            np.array([observations.step_count for observations in final], np.float32),
         )
 
 
-def _stacked(seen: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    view, legal, times = zip(*seen, strict=True)
-    return np.stack(view), np.stack(legal), np.array(times, np.int32)
+def _stacked(observations: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    view, action_mask, times = zip(*observations, strict=True)
+    return np.stack(view), np.stack(action_mask), np.array(times, np.int32)
 
 
 def main(fd: int) -> None:
@@ -111,7 +114,7 @@ def serve(connection: Connection) -> None:
     from sable.envs.python.pettingzoo import Team
 
     time_limit = arguments.pop("time_limit", None)
-    factory = own.find(task, trust)
+    factory = custom.find(task, trust)
     if not callable(factory):
         raise SableError(f"{task.rpartition(':')[2]!r} is not a function or a class that makes environments")
 

@@ -15,27 +15,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.envs.base import Env, following, opening
+from sable.envs.base import Env, first_timestep, next_timestep
 from sable.envs.tasks import Task
 from sable.types import EnvSpec, Metrics, Observation, PyTree, TimeStep, struct
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Imports jaxmarl without its prints, and without `sys.__stdout__` in place of `sys.stdout` after it."""
-    kept = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")}
-    sys.__dict__.update(dict.fromkeys(kept, io.StringIO()))
+    """Import jaxmarl without its prints, and without `sys.__stdout__` in place of `sys.stdout` after it."""
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__", "__stderr__")}
+    sys.__dict__.update(dict.fromkeys(streams, io.StringIO()))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="JAXopt is no longer", category=DeprecationWarning)
             yield
     finally:
-        sys.__dict__.update(kept)
+        sys.__dict__.update(streams)
 
 
 @contextlib.contextmanager
 def _undeprecated() -> Iterator[None]:
-    """Hides what Brax says of its age when made and when traced; the paper's bodies are these."""
+    """Hide what Brax says of its age when made and when traced; the paper's bodies are these."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="MABrax is deprecated", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
@@ -67,24 +67,24 @@ class Smax:
 
     def reset(self, key: Array) -> tuple[State, TimeStep]:
         key, reset_key = jax.random.split(key)
-        seen, suite_state = self.suite.reset(reset_key)
-        return State(suite=suite_state, key=key), opening(
-            self._observe(seen, suite_state), {"won": jnp.zeros(())}
+        observations, suite_state = self.suite.reset(reset_key)
+        return State(suite=suite_state, key=key), first_timestep(
+            self._observe(observations, suite_state), {"won": jnp.zeros(())}
         )
 
     def step(self, state: State, action: Array) -> tuple[State, TimeStep]:
         key, step_key = jax.random.split(state.key)
         agents = self.suite.agents
-        seen, suite_state, reward, done, _ = self.suite.step_env(
+        observations, suite_state, reward, done, _ = self.suite.step_env(
             step_key, state.suite, _by_agent(agents, action)
         )
         alive = suite_state.state.unit_alive
         allies, enemies = alive[: len(agents)].any(), alive[len(agents) :].any()
-        timestep = following(
-            self._observe(seen, suite_state),
+        timestep = next_timestep(
+            self._observe(observations, suite_state),
             reward[agents[0]],
-            ended=~(allies & enemies),
-            timed_out=done["__all__"],
+            terminated=~(allies & enemies),
+            truncated=done["__all__"],
             stats={"won": allies & ~enemies},
         )
         return State(suite=suite_state, key=key), timestep
@@ -92,13 +92,13 @@ class Smax:
     def rekey(self, state: State, key: Array) -> State:
         return State(suite=state.suite, key=key)
 
-    def _observe(self, seen: dict[str, Array], suite_state: PyTree) -> Observation:
+    def _observe(self, observations: dict[str, Array], suite_state: PyTree) -> Observation:
         agents = self.suite.agents
         return Observation(
-            view=_stack(agents, seen).astype(jnp.float32),
-            legal=_stack(agents, self.suite.get_avail_actions(suite_state)).astype(bool),
-            time=suite_state.state.step.astype(jnp.int32),
-            state=seen["world_state"].astype(jnp.float32),
+            view=_stack(agents, observations).astype(jnp.float32),
+            action_mask=_stack(agents, self.suite.get_avail_actions(suite_state)).astype(bool),
+            step_count=suite_state.state.step.astype(jnp.int32),
+            state=observations["world_state"].astype(jnp.float32),
         )
 
 
@@ -112,22 +112,22 @@ class Mpe:
 
     def reset(self, key: Array) -> tuple[State, TimeStep]:
         key, reset_key = jax.random.split(key)
-        seen, suite_state = self.suite.reset(reset_key)
-        return State(suite=suite_state, key=key), opening(self._observe(seen, suite_state), {})
+        observations, suite_state = self.suite.reset(reset_key)
+        return State(suite=suite_state, key=key), first_timestep(self._observe(observations, suite_state), {})
 
     def step(self, state: State, action: Array) -> tuple[State, TimeStep]:
         key, step_key = jax.random.split(state.key)
         agents = self.suite.agents
         # Actions go in as they are, in [-1, 1], though the suite's box is [0, 1]: so were the paper's runs.
-        seen, suite_state, reward, done, _ = self.suite.step_env(
+        observations, suite_state, reward, done, _ = self.suite.step_env(
             step_key, state.suite, _by_agent(agents, action)
         )
         reward = _stack(agents, reward)
-        timestep = following(
-            self._observe(seen, suite_state),
+        timestep = next_timestep(
+            self._observe(observations, suite_state),
             reward if self.reward == "individual" else reward.mean(),
-            ended=False,
-            timed_out=done["__all__"],
+            terminated=False,
+            truncated=done["__all__"],
             stats={},
         )
         return State(suite=suite_state, key=key), timestep
@@ -135,11 +135,11 @@ class Mpe:
     def rekey(self, state: State, key: Array) -> State:
         return State(suite=state.suite, key=key)
 
-    def _observe(self, seen: dict[str, Array], suite_state: PyTree) -> Observation:
+    def _observe(self, observations: dict[str, Array], suite_state: PyTree) -> Observation:
         return Observation(
-            view=_stack(self.suite.agents, seen),
-            legal=jnp.ones((self.spec.num_agents, 1), bool),
-            time=suite_state.step.astype(jnp.int32),
+            view=_stack(self.suite.agents, observations),
+            action_mask=jnp.ones((self.spec.num_agents, 1), bool),
+            step_count=suite_state.step.astype(jnp.int32),
             state=(),
         )
 
@@ -154,19 +154,21 @@ class Mabrax:
     def reset(self, key: Array) -> tuple[State, TimeStep]:
         key, reset_key = jax.random.split(key)
         with _undeprecated():
-            seen, suite_state = self.suite.reset(reset_key)
-        return State(suite=suite_state, key=key), opening(self._observe(seen, suite_state), {})
+            observations, suite_state = self.suite.reset(reset_key)
+        return State(suite=suite_state, key=key), first_timestep(self._observe(observations, suite_state), {})
 
     def step(self, state: State, action: Array) -> tuple[State, TimeStep]:
         joints = _by_agent(self.suite.agents, action)
         with _undeprecated():
-            seen, suite_state, reward, done, info = self.suite.step_env(state.key, state.suite, joints)
+            observations, suite_state, reward, done, info = self.suite.step_env(
+                state.key, state.suite, joints
+            )
         truncated = info["truncation"] > 0
-        timestep = following(
-            self._observe(seen, suite_state),
+        timestep = next_timestep(
+            self._observe(observations, suite_state),
             reward["__all__"],
-            ended=done["__all__"] & ~truncated,
-            timed_out=truncated,
+            terminated=done["__all__"] & ~truncated,
+            truncated=truncated,
             stats={},
         )
         return State(suite=suite_state, key=state.key), timestep
@@ -174,17 +176,17 @@ class Mabrax:
     def rekey(self, state: State, key: Array) -> State:
         return State(suite=state.suite, key=key)
 
-    def _observe(self, seen: dict[str, Array], suite_state: PyTree) -> Observation:
+    def _observe(self, observations: dict[str, Array], suite_state: PyTree) -> Observation:
         return Observation(
-            view=_stack(self.suite.agents, seen),
-            legal=jnp.ones((self.spec.num_agents, 1), bool),
-            time=suite_state.info["steps"].astype(jnp.int32),
+            view=_stack(self.suite.agents, observations),
+            action_mask=jnp.ones((self.spec.num_agents, 1), bool),
+            step_count=suite_state.info["steps"].astype(jnp.int32),
             state=suite_state.obs,
         )
 
 
 def _stack(agents: list[str], values: Metrics) -> Array:
-    """[N, ...] from the suite's one entry per agent."""
+    """Return [N, ...] from the suite's one entry per agent."""
     return jnp.stack([values[agent] for agent in agents])
 
 
@@ -193,7 +195,7 @@ def _by_agent(agents: list[str], values: Array) -> dict[str, Array]:
 
 
 def make(task: Task) -> Env:
-    """The SMAX, MPE or MABrax task."""
+    """Return the SMAX, MPE or MABrax task."""
     arguments, time_limit = task.arguments, task.time_limit
     if task.suite == "smax":
         scenario = map_name_to_scenario(arguments["map_name"])
@@ -239,6 +241,6 @@ def _spec(suite: tp.Any, time_limit: int, **sizes: tp.Any) -> EnvSpec:
 
 
 def _size(spaces: dict) -> int:
-    """The length of the agents' vectors, the same for all."""
+    """Return the length of the agents' vectors, the same for all."""
     (size,) = {space.shape[0] for space in spaces.values()}
     return size

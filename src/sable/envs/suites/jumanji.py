@@ -17,7 +17,7 @@ from jumanji.environments.routing.lbf.types import State
 from jumanji.environments.routing.robot_warehouse import generator as rware_generator
 from jumanji.environments.routing.robot_warehouse.constants import _AGENTS
 
-from sable.envs.base import Env, following, opening
+from sable.envs.base import Env, first_timestep, next_timestep
 from sable.envs.suites.rware import Warehouse
 from sable.envs.tasks import Task
 from sable.types import EnvSpec, Metrics, Observation, PyTree, TimeStep
@@ -32,16 +32,18 @@ class Rware:
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.reset(key)
-        return state, opening(_observation(step.observation), {"collision": jnp.zeros(())})
+        return state, first_timestep(_observation(step.observation), {"collision": jnp.zeros(())})
 
     def step(self, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.step(state, action)
         # The suite ends collisions and time limits alike; the grid tells: it keeps one robot per cell.
         position = state.agents.position
         collided = (state.grid[_AGENTS, position.x, position.y] != jnp.arange(self.spec.num_agents) + 1).any()
-        timed_out = state.step_count >= self.spec.time_limit
+        truncated = state.step_count >= self.spec.time_limit
         observation, stats = _observation(step.observation), {"collision": collided}
-        return state, following(observation, step.reward, ended=collided, timed_out=timed_out, stats=stats)
+        return state, next_timestep(
+            observation, step.reward, terminated=collided, truncated=truncated, stats=stats
+        )
 
     def rekey(self, state: PyTree, key: Array) -> PyTree:
         return dataclasses.replace(state, key=key)
@@ -56,13 +58,15 @@ class Lbf:
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.reset(key)
-        return state, opening(_observation(step.observation), step.extras)
+        return state, first_timestep(_observation(step.observation), step.extras)
 
     def step(self, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.step(state, action)
-        ended = state.food_items.eaten.all()
+        terminated = state.food_items.eaten.all()
         observation, reward = _observation(step.observation), step.reward.sum()
-        return state, following(observation, reward, ended=ended, timed_out=step.last(), stats=step.extras)
+        return state, next_timestep(
+            observation, reward, terminated=terminated, truncated=step.last(), stats=step.extras
+        )
 
     def rekey(self, state: PyTree, key: Array) -> PyTree:
         return dataclasses.replace(state, key=key)
@@ -75,7 +79,7 @@ class ReducedObserver(VectorObserver):
     """
 
     def make_agents_view(self, agent: tp.Any, state: State) -> Array:
-        """One agent's view: visible food by id, itself, visible others by id."""
+        """Return one agent's view: visible food by id, itself, visible others by id."""
         foods, agents = tp.cast(tp.Any, state.food_items), tp.cast(tp.Any, state.agents)
         num_slots = (2 * self.fov + 1) ** 2
         position = jnp.concatenate([foods.position, agent.position[None], agents.position])
@@ -99,29 +103,32 @@ class Connector:
 
     def reset(self, key: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.reset(key)
-        return state, opening(self._observe(state), self._stats(step.extras))
+        return state, first_timestep(self._observe(state), self._stats(step.extras))
 
     def step(self, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         state, step = self.suite.step(state, action)
         # The suite's discounts are 0 for every agent that is done; the team's is 0 once all are.
-        ended = (step.discount == 0).all()
+        terminated = (step.discount == 0).all()
         reward = step.reward if self.reward == "individual" else step.reward.mean()
         stats = self._stats(step.extras)
-        return state, following(self._observe(state), reward, ended=ended, timed_out=step.last(), stats=stats)
+        return state, next_timestep(
+            self._observe(state), reward, terminated=terminated, truncated=step.last(), stats=stats
+        )
 
     def rekey(self, state: PyTree, key: Array) -> PyTree:
         return dataclasses.replace(state, key=key)
 
     def _observe(self, state: PyTree) -> Observation:
         view = window_view(state.grid, state.agents.position, state.agents.target)
-        return Observation(view=view, legal=state.action_mask, time=state.step_count, state=())
+        return Observation(view=view, action_mask=state.action_mask, step_count=state.step_count, state=())
 
     def _stats(self, extras: Metrics) -> Metrics:
         return extras | {"won": extras["ratio_connections"] == 1}
 
 
 def window_view(grid: Array, position: Array, target: Array) -> Array:
-    """[N, 54]: own cell and target's over the number of cells, then the 5x5 cells around: blockers, targets.
+    """Return [N, 54]: own cell and target's over the number of cells, then the 5x5 cells around: blockers,
+    targets.
 
     Blockers are 1 for a head, -1 for a trail; targets 1 for one's own, -1 for another's; both are 1 outside
     the grid. A target that has been reached reads as cell (0, 0).
@@ -147,15 +154,18 @@ def window_view(grid: Array, position: Array, target: Array) -> Array:
     return jax.vmap(one)(agent, position, target)
 
 
-def _observation(seen: PyTree) -> Observation:
-    """The suite's vector observation in our words."""
+def _observation(suite_observation: PyTree) -> Observation:
+    """Return the suite's vector observation in our words."""
     return Observation(
-        view=seen.agents_view.astype(jnp.float32), legal=seen.action_mask, time=seen.step_count, state=()
+        view=suite_observation.agents_view.astype(jnp.float32),
+        action_mask=suite_observation.action_mask,
+        step_count=suite_observation.step_count,
+        state=(),
     )
 
 
 def make(task: Task) -> Env:
-    """The RWARE, LBF or Connector task."""
+    """Return the RWARE, LBF or Connector task."""
     spec = EnvSpec(
         num_agents=task.num_agents,
         view_size=task.view_size,

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sable.envs.base import Env, following, opening
+from sable.envs.base import Env, first_timestep, next_timestep
 from sable.envs.tasks import Task
 from sable.types import EnvSpec, Metrics, Observation, TimeStep, struct
 
 BONUS = 9.0
-"""What a team correct at once is paid on top; it falls linearly to nothing at the time limit."""
+"""Extra reward of a team correct at once; it falls linearly to nothing at the time limit."""
 
 
 @struct
@@ -50,7 +50,7 @@ class Neom:
             value=jax.random.randint(value_key, (num_agents,), 0, self.spec.num_actions),
             history=jnp.full((self.history, num_agents), -1, jnp.int32),
         )
-        return state, opening(self._observe(state), self._stats(state))
+        return state, first_timestep(self._observe(state), self._stats(state))
 
     def step(self, state: NeomState, action: Array) -> tuple[NeomState, TimeStep]:
         values = jnp.asarray(self.values, jnp.float32)
@@ -64,9 +64,9 @@ class Neom:
             value=action.astype(jnp.int32),
             history=jnp.concatenate([action[None].astype(jnp.int32), state.history])[: self.history],
         )
-        timed_out = state.time >= self.spec.time_limit
+        truncated = state.time >= self.spec.time_limit
         observation, stats = self._observe(state), self._stats(state)
-        return state, following(observation, reward, ended=False, timed_out=timed_out, stats=stats)
+        return state, next_timestep(observation, reward, terminated=False, truncated=truncated, stats=stats)
 
     def rekey(self, state: NeomState, key: Array) -> NeomState:
         return NeomState(key=key, time=state.time, value=state.value, history=state.history)
@@ -77,9 +77,12 @@ class Neom:
         past = jax.nn.one_hot(state.history.T, spec.num_actions).reshape(
             spec.num_agents, -1
         )  # -1 gives zeros
-        legal = jnp.ones((spec.num_agents, spec.num_actions), bool)
+        action_mask = jnp.ones((spec.num_agents, spec.num_actions), bool)
         return Observation(
-            view=jnp.concatenate([correct, past], axis=-1), legal=legal, time=state.time, state=()
+            view=jnp.concatenate([correct, past], axis=-1),
+            action_mask=action_mask,
+            step_count=state.time,
+            state=(),
         )
 
     def _stats(self, state: NeomState) -> Metrics:
@@ -88,7 +91,7 @@ class Neom:
 
 
 def make(task: Task) -> Env:
-    """The Neom task, with its history and normalisation."""
+    """Return the Neom task, with its history and normalisation."""
     arguments = task.arguments
     num_agents, history, pattern = (
         arguments["num_agents"],

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.envs.base import Env, following, opening
+from sable.envs.base import Env, first_timestep, next_timestep
 from sable.envs.tasks import Task
 from sable.types import EnvSpec, Observation, TimeStep, struct
 
@@ -34,13 +34,13 @@ class Probe:
     """Return of playing legal actions uniformly."""
     pay: tp.Callable[[tp.Any, Array, Array], Array]
     """(secret, time, actions so far) -> each agent's reward for the step just taken at `time`."""
-    times_out: bool = False
+    truncates: bool = False
     """Whether the end is a time limit rather than a true end."""
     draw: tp.Callable[[Array], tp.Any] = lambda key: ()
     """key -> the secret of an episode."""
     view: tp.Callable[[tp.Any, Array], Array] | None = None
     """(secret, time) -> what the agents see; nothing of interest by default."""
-    legal: tp.Callable[[tp.Any], Array] | None = None
+    action_mask: tp.Callable[[tp.Any], Array] | None = None
     """secret -> the legal actions; all by default."""
 
     def reset(self, key: Array) -> tuple[ProbeState, TimeStep]:
@@ -48,15 +48,17 @@ class Probe:
         shape, dtype = ((), jnp.int32) if spec.discrete else ((spec.action_size,), jnp.float32)
         actions = jnp.zeros((spec.time_limit, spec.num_agents, *shape), dtype)
         state = ProbeState(time=jnp.zeros((), jnp.int32), secret=self.draw(key), actions=actions)
-        return state, opening(self._observe(state), {})
+        return state, first_timestep(self._observe(state), {})
 
     def step(self, state: ProbeState, action: Array) -> tuple[ProbeState, TimeStep]:
         actions = state.actions.at[state.time].set(action)
         reward = self.pay(state.secret, state.time, actions)
         state = ProbeState(time=state.time + 1, secret=state.secret, actions=actions)
         over = state.time >= self.spec.time_limit
-        ended, timed_out = over & (not self.times_out), over & self.times_out
-        return state, following(self._observe(state), reward, ended=ended, timed_out=timed_out, stats={})
+        terminated, truncated = over & (not self.truncates), over & self.truncates
+        return state, next_timestep(
+            self._observe(state), reward, terminated=terminated, truncated=truncated, stats={}
+        )
 
     def rekey(self, state: ProbeState, key: Array) -> ProbeState:
         return state
@@ -66,23 +68,25 @@ class Probe:
         view = (
             self.view(state.secret, state.time) if self.view else jnp.ones((spec.num_agents, spec.view_size))
         )
-        legal = (
-            self.legal(state.secret)
-            if self.legal
+        action_mask = (
+            self.action_mask(state.secret)
+            if self.action_mask
             else jnp.ones((spec.num_agents, max(spec.num_actions, 1)), bool)
         )
-        return Observation(view=view.astype(jnp.float32), legal=legal, time=state.time, state=())
+        return Observation(
+            view=view.astype(jnp.float32), action_mask=action_mask, step_count=state.time, state=()
+        )
 
 
 def _recall_view(cue: Array, time: Array) -> Array:
-    """The cue (one-hot) at the start only, then whether it is time to answer, then a constant."""
+    """Return the cue (one-hot) at the start only, then whether it is time to answer, then a constant."""
     shown = jax.nn.one_hot(cue, 2) * (time == 0)
-    asked = jnp.broadcast_to(time == 3, (2, 1))
-    return jnp.concatenate([shown, asked, jnp.ones((2, 1))], axis=-1)
+    answer_due = jnp.broadcast_to(time == 3, (2, 1))
+    return jnp.concatenate([shown, answer_due, jnp.ones((2, 1))], axis=-1)
 
 
 def _masked_pay(illegal: Array, time: Array, actions: Array) -> Array:
-    """2 for the illegal action, else 1 for the larger of the two legal ones."""
+    """Return 2 for the illegal action, else 1 for the larger of the two legal ones."""
     best = jnp.where(illegal == 2, 1, 2)
     return jnp.where(actions[0] == illegal, 2.0, actions[0] == best)
 
@@ -149,7 +153,7 @@ PROBES = {
         memoryless_return=1.0,
         random_return=0.5,
         draw=lambda key: jax.random.randint(key, (2,), 0, 3),
-        legal=lambda illegal: jnp.arange(3) != illegal[:, None],
+        action_mask=lambda illegal: jnp.arange(3) != illegal[:, None],
         pay=_masked_pay,
     ),
     # Each agent moves to the point it is shown; 1 less twice the squared distance.
@@ -179,15 +183,17 @@ class Null:
 
     def reset(self, key: Array) -> tuple[NullState, TimeStep]:
         state = NullState(time=jnp.zeros((), jnp.int32), phase=jax.random.randint(key, (), 0, 64))
-        return state, opening(self._observe(state), {})
+        return state, first_timestep(self._observe(state), {})
 
     def step(self, state: NullState, action: Array) -> tuple[NullState, TimeStep]:
         reward = (
             action == (jnp.arange(self.spec.num_agents) + state.time + state.phase) % self.spec.num_actions
         )
         state = NullState(time=state.time + 1, phase=state.phase)
-        timed_out = state.time >= self.spec.time_limit
-        return state, following(self._observe(state), reward, ended=False, timed_out=timed_out, stats={})
+        truncated = state.time >= self.spec.time_limit
+        return state, next_timestep(
+            self._observe(state), reward, terminated=False, truncated=truncated, stats={}
+        )
 
     def rekey(self, state: NullState, key: Array) -> NullState:
         return state
@@ -196,12 +202,14 @@ class Null:
         spec = self.spec
         agent, feature = jnp.arange(spec.num_agents)[:, None], jnp.arange(spec.view_size)
         view = (7 * agent + 13 * feature + 5 * state.time + 3 * state.phase) % 64
-        legal = jnp.ones((spec.num_agents, spec.num_actions), bool)
-        return Observation(view=view.astype(jnp.float32) / 32 - 1, legal=legal, time=state.time, state=())
+        action_mask = jnp.ones((spec.num_agents, spec.num_actions), bool)
+        return Observation(
+            view=view.astype(jnp.float32) / 32 - 1, action_mask=action_mask, step_count=state.time, state=()
+        )
 
 
 def make(task: Task) -> Env:
-    """The probe, or the null environment, of that task."""
+    """Return the probe, or the null environment, of that task."""
     if task.suite == "probe":
         return PROBES[task.arguments["name"]]
     num_agents = task.arguments["num_agents"]

@@ -44,7 +44,7 @@ class Warehouse(RobotWarehouse):
         self._window = row.reshape(-1), column.reshape(-1)  # of a view's cells, from the agent's own
 
     def step(self, state: PyTree, action: PyTree) -> tuple[State, TimeStep[Observation]]:
-        """The suite's step."""
+        """Return the suite's step."""
         grid, agents, shelves = self._act(state, action)
         key, reward, request_queue, shelves = self._deliver(state.key, state.request_queue, grid, shelves)
         robots, racks = self._look(grid, agents)
@@ -78,11 +78,11 @@ class Warehouse(RobotWarehouse):
         return state, timestep
 
     def _make_observations(self, grid: PyTree, agents: PyTree, shelves: PyTree) -> Array:
-        """The views [N, F]; the suite's reset calls this too."""
+        """Return the views [N, F]; the suite's reset calls this too."""
         return self._view(agents, shelves, *self._look(grid, agents))
 
     def _act(self, state: PyTree, action: Array) -> tuple[Array, Agent, Shelf]:
-        """All agents act: the grid, agents and shelves as if they had one by one, by number."""
+        """Let all agents act: return the grid, agents and shelves as if they had one by one, by number."""
         agents, (_, rows, columns) = state.agents, state.grid.shape
         number = jnp.arange(self.num_agents)
         legal = (state.action_mask & (action[:, None] == jnp.arange(len(Action)))).any(-1)
@@ -128,7 +128,7 @@ class Warehouse(RobotWarehouse):
     def _deliver(
         self, key: Array, queue: Array, grid: Array, shelves: PyTree
     ) -> tuple[Array, Array, Array, Shelf]:
-        """The goals in turn take requested shelves that stand there; another is requested for each."""
+        """Let the goals in turn take requested shelves that stand there; another is requested for each."""
         keys, draws = [key], []
         for _ in self._goal_cells:
             key, draw = jax.random.split(keys[-1])
@@ -152,7 +152,7 @@ class Warehouse(RobotWarehouse):
         return lax.select_n(served, *keys), reward, queue, shelves
 
     def _draw(self, key: Array) -> Array:
-        """The index that `jax.random.choice` draws without replacement: it sorts by random bits.
+        """Return the index that `jax.random.choice` draws without replacement: it sorts by random bits.
 
         One round of sorting serves up to 1,625 items; no warehouse has more than 304 shelves.
         """
@@ -160,29 +160,29 @@ class Warehouse(RobotWarehouse):
         return jnp.argmin(jax.random.bits(jax.random.split(key)[1], (others,), jnp.uint32))
 
     def _look(self, grid: Array, agents: PyTree) -> tuple[Array, Array]:
-        """[N, C] ids of the robots and of the shelves on the cells around each agent; 0 where none."""
+        """Return [N, C] ids of the robots and of the shelves on the cells around each agent; 0 where none."""
         _, rows, columns = grid.shape
         x, y = (place[:, None] + offset for place, offset in zip(agents.position, self._window, strict=True))
         inside = (x >= 0) & (x < rows) & (y >= 0) & (y < columns)
         cell = jnp.where(inside, _cell(Position(x, y), columns), 0)
-        seen = grid.reshape(2, -1).at[:, cell].get(mode="promise_in_bounds")
-        seen = jnp.where(inside, seen, 0)
-        return seen[_AGENTS], seen[_SHELVES]
+        visible = grid.reshape(2, -1).at[:, cell].get(mode="promise_in_bounds")
+        visible = jnp.where(inside, visible, 0)
+        return visible[_AGENTS], visible[_SHELVES]
 
     def _view(self, agents: PyTree, shelves: PyTree, robots: Array, racks: Array) -> Array:
-        """[N, F]: the agent itself, the robots around it, the shelves around it."""
+        """Return [N, F]: the agent itself, the robots around it, the shelves around it."""
         facing = jnp.arange(len(Direction))
         highway = _take(self._is_highway, _cell(agents.position, self._num_columns))
         itself = jnp.stack([*agents.position, agents.is_carrying, highway.astype(int)], -1)
         itself = jnp.concatenate([itself[:, :3], agents.direction[:, None] == facing, itself[:, 3:]], -1)
 
         number, own = self.agent_ids[:, None] + 1, robots.shape[1] // 2
-        seen = ((robots != 0) & (robots != number))[..., None]
+        visible = ((robots != 0) & (robots != number))[..., None]
         direction = _take(agents.direction, jnp.maximum(robots - 1, 0))[..., None]
-        others = jnp.concatenate([seen, seen & (direction == facing)], -1).astype(int)
-        there = racks != 0
-        wanted = _take(shelves.is_requested, jnp.maximum(racks - 1, 0)).astype(int) * there
-        stock = jnp.stack([there.astype(int), wanted], -1)
+        others = jnp.concatenate([visible, visible & (direction == facing)], -1).astype(int)
+        occupied = racks != 0
+        requested = _take(shelves.is_requested, jnp.maximum(racks - 1, 0)).astype(int) * occupied
+        stock = jnp.stack([occupied.astype(int), requested], -1)
 
         def flat(array: Array) -> Array:
             return array.reshape(array.shape[0], -1)
@@ -190,10 +190,10 @@ class Warehouse(RobotWarehouse):
         view = [itself, flat(others[:, :own]), flat(others[:, own + 1 :]), flat(stock)]
         # The suite leaves out the cell with the agent's own id. After a collision another's, or none, may be
         # there: five more features, and the last three shelves are all written onto the last two places.
-        some, last = there[:, -3], wanted[:, -3]
+        some, last = occupied[:, -3], requested[:, -3]
         for cell in (-2, -1):
-            some, last = some | there[:, cell], jnp.where(there[:, cell], wanted[:, cell], last)
-        end = jnp.stack([jnp.where(some, 1, wanted[:, -4]), last], -1)
+            some, last = some | occupied[:, cell], jnp.where(occupied[:, cell], requested[:, cell], last)
+        end = jnp.stack([jnp.where(some, 1, requested[:, -4]), last], -1)
         pushed = [itself, flat(others), flat(stock[:, :-3])[:, :-1], end]
         return jnp.where(
             robots[:, own, None] == number, jnp.concatenate(view, -1), jnp.concatenate(pushed, -1)
@@ -209,7 +209,8 @@ def _take(table: Array, index: Array) -> Array:
 
 
 def _underfoot(layer: Array, carries: Array, cell: Array, target: Array) -> Array:
-    """[N] the shelf on each agent's cell (0: none) when its turn comes: those before it may have carried."""
+    """Return [N] the shelf on each agent's cell (0: none) when its turn comes: those before it may have
+    carried."""
     num_agents = carries.shape[0]
     number, untouched = jnp.arange(num_agents), num_agents + 1
     earlier = carries[:, None] & (number[:, None] < number)
@@ -224,7 +225,7 @@ def _underfoot(layer: Array, carries: Array, cell: Array, target: Array) -> Arra
 
 
 def _last_write(old: Array, leaves: Array, comes: Array, value: Array, limit: int) -> Array:
-    """Places [..] after agents [N] wrote in turn: 0 where one leaves, then its value where it comes.
+    """Return places [..] after agents [N] wrote in turn: 0 where one leaves, then its value where it comes.
 
     `leaves`, `comes` and `value` are [N, ..]. With its time in front the last write is the largest; values
     are below `limit`.

@@ -38,12 +38,12 @@ class Battle(SMAX):
         before, state = state.unit_health, self._fight(key, state, *actions)
         state = state.replace(done=self.is_terminal(state), step=state.step + 1)
         dones = {agent: ~state.unit_alive[unit] for agent, unit in self.agent_ids.items()}
-        seen = self.get_obs_unit_list(state) | {"world_state": self.get_world_state(state)}
+        observations = self.get_obs_unit_list(state) | {"world_state": self.get_world_state(state)}
         rewards = self.compute_reward(state, before, state.unit_health)
-        return seen, state, rewards, dones | {"__all__": state.done}, {}
+        return observations, state, rewards, dones | {"__all__": state.done}, {}
 
     def _fight(self, key: Array, state: PyTree, movement: Array, attack: Array) -> PyTree:
-        """The steps of the world that make one of the battle."""
+        """Return the state after the steps of the world that make one of the battle."""
         speed, reach, damage, radius, cooldown_after = (
             table[state.unit_types]
             for table in (
@@ -92,7 +92,8 @@ class Battle(SMAX):
         )
 
     def _deviations(self, key: Array) -> list[Array]:
-        """By how much the cooldowns of units differ, for each step of the world, by the suite's keys."""
+        """Return by how much the cooldowns of units differ, for each step of the world, by the suite's
+        keys."""
         steps = []
         for _ in range(self.world_steps_per_env_step):
             key, own = jax.random.split(key)
@@ -103,7 +104,7 @@ class Battle(SMAX):
         return list(draw(keys))
 
     def get_obs_unit_list(self, state: PyTree) -> dict[str, Array]:
-        """What each unit sees of every other, and of itself."""
+        """Return what each unit sees of every other, and of itself."""
         health, cooldown, kind, sight = self._condition(state)
         most = jnp.where(self._team, self.num_enemy_actions - 1.0, self.num_ally_actions - 1.0)
         deeds = jnp.column_stack([state.prev_movement_actions, state.prev_attack_actions / most])
@@ -111,7 +112,7 @@ class Battle(SMAX):
         # Else a GPU would go through the last steps of the world again for all that sees a unit.
         health, cooldown, place, alive = jax.lax.optimization_barrier((health, cooldown, place, alive))
         away = place[others] - place[:, None]
-        told = [
+        features = [
             health[others, None],
             away / sight[:, None, None],
             jnp.where(self._tells[..., None], deeds[others], 0.0),
@@ -119,21 +120,21 @@ class Battle(SMAX):
             kind[others],
         ]
         visible = (_length(away[..., 0], away[..., 1]) < sight[:, None]) & alive[:, None] & alive[others]
-        told = jnp.where(visible[..., None], jnp.concatenate(told, axis=-1), 0.0)
+        features = jnp.where(visible[..., None], jnp.concatenate(features, axis=-1), 0.0)
         own = jnp.column_stack([health, place / jnp.array([self.map_width, self.map_height]), cooldown, kind])
         own = jnp.where(alive[:, None], own, 0.0)
-        seen = jnp.concatenate([told.reshape(self.num_agents, -1), own], axis=-1)
-        return {agent: seen[unit] for agent, unit in self.agent_ids.items()}
+        observations = jnp.concatenate([features.reshape(self.num_agents, -1), own], axis=-1)
+        return {agent: observations[unit] for agent, unit in self.agent_ids.items()}
 
     def get_world_state(self, state: PyTree) -> Array:
-        """All units as they are, and the teams and kinds they are of."""
+        """Return all units as they are, and the teams and kinds they are of."""
         health, _, kind, _ = self._condition(state)
         units = jnp.column_stack([health, state.unit_positions, state.unit_weapon_cooldowns, kind])
         units = jnp.where(state.unit_alive[:, None], units, 0.0)
         return jnp.concatenate([units.reshape(-1), state.unit_teams, state.unit_types], axis=-1)
 
     def _condition(self, state: PyTree) -> tuple[Array, Array, Array, Array]:
-        """(health and cooldown as shares of the most, one-hot kinds, how far units see)."""
+        """Return (health and cooldown as shares of the most, one-hot kinds, how far units see)."""
         kinds = state.unit_types
         health = state.unit_health / self.unit_type_health[kinds]
         cooldown = jnp.clip(state.unit_weapon_cooldowns / self.unit_type_weapon_cooldowns[kinds], 0.0, 1.0)
@@ -154,22 +155,24 @@ class ScriptedEnemies(HeuristicEnemySMAX):
         self.heuristic_policy = partial(_script, self._env)
 
 
-def _script(env: Battle, key: Array, state: PyTree, seen: Array) -> tuple[Array, PyTree]:
-    """What an enemy does: it shoots at whom it shot last, or at the closest in reach, or goes towards any it
-    sees, or else to the other side of the map."""
+def _script(env: Battle, key: Array, state: PyTree, observations: Array) -> tuple[Array, PyTree]:
+    """Return what an enemy does: it shoots at whom it shot last, or at the closest in reach, or goes towards
+    any it sees, or else to the other side of the map."""
     size, centre = (jnp.array([env.map_width, env.map_height]) / share for share in (1, 2))
-    told, own = jnp.split(seen, [(env.num_agents - 1) * len(env.unit_features)])
-    told = told.reshape(env.num_agents - 1, -1)[env.num_enemies - 1 :]  # of the other team, after its own
+    features, own = jnp.split(observations, [(env.num_agents - 1) * len(env.unit_features)])
+    features = features.reshape(env.num_agents - 1, -1)[
+        env.num_enemies - 1 :
+    ]  # of the other team, after its own
     kind = jnp.argmax(own[-env.unit_type_bits :])
-    place, away = own[1:3] * size, told[:, 1:3] * env.unit_type_sight_ranges[kind]
-    visible, distance = told[:, 0] > 0, _length(*away.T)
+    place, away = own[1:3] * size, features[:, 1:3] * env.unit_type_sight_ranges[kind]
+    visible, distance = features[:, 0] > 0, _length(*away.T)
     near = visible & (distance < env.unit_type_attack_ranges[kind])
     last, closest = state.last_attacked_enemy, jnp.argmin(jnp.where(near, distance, _length(*size)))
     aim = jnp.where((last != -1) & near[last], last, closest)
     # As `jax.random.choice` draws by chances, but that it would search for them in a loop.
     chances = jnp.cumsum(visible / visible.sum())
-    drawn = chances[-1] * (1 - jax.random.uniform(jax.random.split(key)[0]))
-    followed = away[(chances < drawn).sum()] + place
+    sampled = chances[-1] * (1 - jax.random.uniform(jax.random.split(key)[0]))
+    followed = away[(chances < sampled).sum()] + place
     fresh = (state.default_target == 0).all() & (last == -1)
     across = jnp.where(fresh, centre - (place - centre), state.default_target)
     x, y = jnp.where(visible.any(), followed, across) - place

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from sable.errors import SableError
 from sable.files import write_atomically
-from sable.training.console import Progress, make_view, spread
+from sable.training.console import Progress, make_view, mean_and_std
 
 RETURN = "evaluation/return"
 METRICS = "metrics.jsonl"
-PACKED = ".gz"
-"""What the name of metrics that were compressed to be kept ends with."""
+GZIP_SUFFIX = ".gz"
+"""End of the name of metrics that were compressed to be kept."""
 Row = dict[str, tp.Any]
 """One line of metrics.jsonl: seed, env_steps, wall_seconds and the metrics of one seed at one evaluation."""
 
@@ -112,14 +112,14 @@ class Logger:
         self._metrics.append("".join(lines).encode())
 
     def _write_events(self, steps: int, values: dict[str, list[float]]) -> None:
-        scalars = {name: spread(per_seed)[0] for name, per_seed in values.items()}
+        scalars = {name: mean_and_std(per_seed)[0] for name, per_seed in values.items()}
         if len(self.seeds) > 1:
             for index, seed in enumerate(self.seeds):
                 scalars |= {f"seed_{seed}/{name}": per_seed[index] for name, per_seed in values.items()}
         self._events.write(int(steps), {name: x for name, x in scalars.items() if math.isfinite(x)})
 
 
-class Mute(Logger):
+class NullLogger(Logger):
     """No sinks: what a process has whose numbers another one writes."""
 
     def __init__(self):
@@ -232,7 +232,7 @@ class Events:
     """
 
     def __init__(self, directory: Path, evaluated_steps: int):
-        """What TensorBoard has seen beyond `evaluated_steps` it is told to forget."""
+        """TensorBoard is told to forget what it has seen beyond `evaluated_steps`."""
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
@@ -280,7 +280,7 @@ def read_metrics(path: Path) -> bytes | None:
     there is neither."""
     if path.is_file():
         return path.read_bytes()
-    if not (packed := path.with_name(path.name + PACKED)).is_file():
+    if not (packed := path.with_name(path.name + GZIP_SUFFIX)).is_file():
         return None
     try:
         return gzip.decompress(packed.read_bytes())
@@ -289,12 +289,12 @@ def read_metrics(path: Path) -> bytes | None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, or where there is none of the metrics.jsonl.gz beside it."""
+    """Return the rows of a metrics.jsonl, or where there is none of the metrics.jsonl.gz beside it."""
     return parse_rows(path, read_metrics(path) or b"")
 
 
 def parse_rows(path: Path, data: bytes) -> list[Row]:
-    """The rows in what `path` holds; an end torn by a crash is left out, damage before it refused."""
+    """Return the rows in what `path` holds; an end torn by a crash is left out, damage before it refused."""
     rows = [_row(line) for line in data.decode(errors="replace").splitlines()]
     while rows and rows[-1] is None:
         rows.pop()
@@ -324,11 +324,11 @@ def _until(path: Path, evaluated_steps: int) -> bytes:
 
 
 def _mean_returns(rows: list[Row]) -> list[float]:
-    """The mean return over seeds at each evaluation in `rows`."""
+    """Return the mean return over seeds at each evaluation in `rows`."""
     by_steps: dict[int, list[float]] = {}
     for row in rows:
         by_steps.setdefault(row["env_steps"], []).append(number(row.get(RETURN)))
-    return [spread(returns)[0] for _, returns in sorted(by_steps.items())]
+    return [mean_and_std(returns)[0] for _, returns in sorted(by_steps.items())]
 
 
 def _finite(value: float) -> float | None:
@@ -336,7 +336,7 @@ def _finite(value: float) -> float | None:
 
 
 def number(value: tp.Any) -> float:
-    """`value` as a float; nan where it is none, or too large to be one."""
+    """Return `value` as a float; nan where it is none, or too large to be one."""
     with contextlib.suppress(OverflowError):
         return float(value) if isinstance(value, (int, float)) else math.nan
     return math.nan

@@ -46,7 +46,7 @@ def smax(env: tp.Any, episode: Episode) -> Scene:
             (icon(lambda c: c.path(THINGS, [0.1, 0.8, 0.9, 0.2], agent(0), 0.09)), "attack"),
         ],
         actions=["up", "right", "down", "left", "stop"]
-        + [f"attack {k + 1}" for k in range(episode.observation.legal.shape[-1] - 5)],
+        + [f"attack {k + 1}" for k in range(episode.observation.action_mask.shape[-1] - 5)],
     )
 
 

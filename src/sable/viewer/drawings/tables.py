@@ -105,7 +105,7 @@ def table(env: tp.Any, episode: Episode) -> Scene:
             (icon(lambda c: c.rect(THINGS, 0.35, 0.35, 0.3, 0.3, "ink")), "small number"),
             (icon(lambda c: c.rect(THINGS, 0.2, 0.2, 0.6, 0.6, "poor")), "below zero"),
         ],
-        actions=[f"action {k}" for k in range(episode.observation.legal.shape[-1])]
+        actions=[f"action {k}" for k in range(episode.observation.action_mask.shape[-1])]
         if episode.action.ndim == 2
         else [f"number {k + 1}" for k in range(episode.action.shape[-1])],
     )
