@@ -24,7 +24,7 @@ from sable.training.rollout import collect
 
 def log_ratios(task: str, updates: int, **fields) -> dict[str, np.ndarray]:
     """Return each way of learning's log ratios, of all actions of one rollout."""
-    run, config = sable.configure(task, num_seeds=1, compute="bfloat16", **fields)
+    run, config = sable.configure(task, num_seeds=1, compute_dtype="bfloat16", **fields)
     rehearsal = Rehearsal(sable.make_env(task), run, config)
     state, update = rehearsal.program.start(jnp.uint32(0)).run, jax.jit(rehearsal.program.update)
     for _ in range(updates):
@@ -42,7 +42,7 @@ def log_ratios(task: str, updates: int, **fields) -> dict[str, np.ndarray]:
 
     acted, half = np.asarray(rollout.steps.extras.log_prob), log_prob(config)
     return {
-        "float32": log_prob(replace(config, compute="float32")) - acted,
+        "float32": log_prob(replace(config, compute_dtype="float32")) - acted,
         "bfloat16": half - acted,
         "other form": log_prob(replace(config, chunk_size=1)) - half,
     }

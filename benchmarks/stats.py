@@ -14,7 +14,7 @@ from sable.reports import stats
 def main() -> None:
     rng = np.random.default_rng(0)
     raw = {f"s{k}": {f"t{j}": rng.normal(k / 2, 1, 10) for j in range(45)} for k in range(7)}
-    systems = stats.normalised(raw)
+    systems = stats.normalise(raw)
     series = [
         {task: rng.normal(0, 1, (10, 122)) + x[:, None] for task, x in s.items()} for s in systems.values()
     ]
@@ -25,7 +25,7 @@ def main() -> None:
         "probabilities of improvement": lambda: [
             stats.improvement(a, b) for a, b in permutations(systems.values(), 2)
         ],
-        "tasks won": lambda: stats.won(systems),
+        "tasks won": lambda: stats.task_wins(systems),
     }
     for name, job in jobs.items():
         began = time.perf_counter()

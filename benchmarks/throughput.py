@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sable import envs
-from sable.cli.flags import Help, Parser, add_flags, own_classes, parse, tidied
+from sable.cli.flags import Help, Parser, add_flags, config_bases, normalise_argv, parse
 from sable.config.checks import build, check_together
 from sable.config.schema import PPOConfig, RunConfig, SystemConfig, field_names, system_config
 from sable.envs import tasks, wrappers
 from sable.envs.base import Env
 from sable.errors import SableError
-from sable.runs.dry_run import Rehearsal, Timing, timed
+from sable.runs.dry_run import DryRun, Timing, time_calls
 from sable.training import device_memory as memory
 from sable.training.rollout import RolloutState, collect, make_reset_pool
 from sable.training.update import RunState, State
@@ -62,10 +62,10 @@ def measure(job: Job) -> dict[str, tp.Any]:
     """The figures of one system on one task."""
     run, config, repeats, brief, kernels = job
     try:
-        env = envs.make(run.task, **dict(option.split("=", 1) for option in run.options))
-        rehearsal = Rehearsal(env, run, config)
-        state = rehearsal.start()
-        unit = rehearsal.unit
+        env = envs.make(run.task, **dict(option.split("=", 1) for option in run.env_options))
+        dry_run = DryRun(env, run, config)
+        state = dry_run.start()
+        unit = dry_run.unit
     finally:
         in_turn.barrier.wait()  # nothing is timed while others still compile
 
@@ -73,7 +73,7 @@ def measure(job: Job) -> dict[str, tp.Any]:
         return replace(state, run=unit(state.run, np.int32(1)))
 
     with in_turn.lock:
-        update, state = timed(step, state, repeats)
+        update, state = time_calls(step, state, repeats)
         # Read before the parts run one by one: the peak of training alone.
         peak = max(
             (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
@@ -81,9 +81,9 @@ def measure(job: Job) -> dict[str, tp.Any]:
         parts = {"update": update}
         state, longest = profiled(step, state, kernels) if kernels else (state, {})
         if not brief:
-            assess = rehearsal.assess
-            parts["evaluation"], state = timed(lambda state: assess(state)[0], state, repeats)
-            parts |= parts_of_update(rehearsal, state.run, repeats)
+            assess = dry_run.assess
+            parts["evaluation"], state = time_calls(lambda state: assess(state)[0], state, repeats)
+            parts |= parts_of_update(dry_run, state.run, repeats)
     analysis = unit.memory_analysis()
     return {
         "task": run.task,
@@ -95,7 +95,7 @@ def measure(job: Job) -> dict[str, tp.Any]:
         "parameters": memory.num_parameters(state),
         "steps_per_second": len(run.seeds) * config.num_envs * config.rollout_length / update.seconds,
         **{f"{part}_{unit}": value for part, row in parts.items() for unit, value in row._asdict().items()},
-        "compile_seconds": rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"],
+        "compile_seconds": dry_run.compile_seconds["shapes"] + dry_run.compile_seconds["unit"],
         "temporary_bytes": analysis.temp_size_in_bytes,
         "argument_bytes": analysis.argument_size_in_bytes,
         "output_bytes": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
@@ -128,14 +128,14 @@ def profiled(step: tp.Callable, state: tp.Any, most: int) -> tuple[tp.Any, dict[
     return state, {name: (calls[name], total) for name, total in milliseconds.most_common(most)}
 
 
-def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict[str, Timing]:
+def parts_of_update(dry_run: DryRun, state: RunState, repeats: int) -> dict[str, Timing]:
     """The parts of one update, each compiled and run alone."""
-    env, system, run, config = rehearsal.env, rehearsal.system, rehearsal.run, rehearsal.config
-    sizes = {"length": config.rollout_length, "pool_size": run.pool_size}
+    env, system, run, config = dry_run.env, dry_run.system, dry_run.run, dry_run.config
+    sizes = {"length": config.rollout_length, "reset_pool_size": run.reset_pool_size}
 
     def part(function: tp.Callable, *args: tp.Any) -> tuple[Timing, tp.Any]:
-        compiled = rehearsal.compiler(jax.vmap(function), *args)
-        return timed(lambda _: compiled(*args), None, repeats)
+        compiled = dry_run.compiler(jax.vmap(function), *args)
+        return time_calls(lambda _: compiled(*args), None, repeats)
 
     environment, _ = part(partial(play_blindly, env, **sizes), state.rollout_state, state.key)
     gather = partial(collect, env, system, **sizes)
@@ -146,10 +146,10 @@ def parts_of_update(rehearsal: Rehearsal, state: RunState, repeats: int) -> dict
 
 
 def play_blindly(
-    env: Env, rollout_state: RolloutState, key: jax.Array, length: int, pool_size: int
+    env: Env, rollout_state: RolloutState, key: jax.Array, length: int, reset_pool_size: int
 ) -> tuple[tp.Any, jax.Array]:
     """The environment alone: the same steps and restarts as `collect`, with random legal actions."""
-    pool = make_reset_pool(env, key, rollout_state.timestep.first.shape[0], length, pool_size)
+    pool = make_reset_pool(env, key, rollout_state.timestep.first.shape[0], length, reset_pool_size)
     spec = env.spec
 
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
@@ -260,13 +260,13 @@ def make_parser(systems: list[str]) -> Parser:
         "--kernels", type=int, metavar="INT", help="also the so many kernels an update spends most time in"
     )
     parser.add_argument(
-        "--at-once", type=int, metavar="INT", help="compile so many at once; each is timed alone (default: 1)"
+        "--jobs", type=int, metavar="INT", help="compile so many at once; each is timed alone (default: 1)"
     )
     parser.add_argument(
         "--growth", action="store_true", help=f"fit the growth with agents (tasks: {' '.join(GROWTH)})"
     )
     left_out = ["task", "system", "seeds", "label"]
-    for cls in dict.fromkeys(cls for name in systems for cls in own_classes(system_config(name))):
+    for cls in dict.fromkeys(cls for name in systems for cls in config_bases(system_config(name))):
         add_flags(parser, cls, SIZES, left_out)
         left_out += field_names(cls)
     add_flags(parser, RunConfig, {}, left_out)
@@ -280,7 +280,7 @@ def make_job(task: str, system: str, num_seeds: int, how: dict[str, tp.Any], giv
     fields = {name: value for name, value in (sizes | given).items() if name in field_names(cls)}
     run = {name: value for name, value in given.items() if name in field_names(RunConfig)}
     run |= {"task": task, "system": system, "seeds": tuple(range(num_seeds))}
-    tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("options", ())))
+    tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("env_options", ())))
     job = Job(build(RunConfig, run), build(cls, fields), **how)
     check_together(job.config)
     return job
@@ -289,18 +289,18 @@ def make_job(task: str, system: str, num_seeds: int, how: dict[str, tp.Any], giv
 def main(argv: list[str]) -> None:
     first = Parser("", "")
     first.add_argument("--systems", nargs="+", default=["sable"])
-    systems = first.parse_known_args(tidied(argv))[0].systems
+    systems = first.parse_known_args(normalise_argv(argv))[0].systems
     given = parse(make_parser(systems), argv)
     given.pop("systems", None)
-    fit, num_seeds, at_once = (
-        given.pop(name, default) for name, default in (("growth", False), ("num_seeds", 1), ("at_once", 1))
+    fit, num_seeds, jobs = (
+        given.pop(name, default) for name, default in (("growth", False), ("num_seeds", 1), ("jobs", 1))
     )
     how = {name: given.pop(name, default) for name, default in DEFAULTS.items()}
     names = given.pop("tasks", []) or (GROWTH if fit else ["rware/tiny-4ag", "null/32ag"])
     rows = []
     jobs = [make_job(task, name, num_seeds, how, given) for task in names for name in systems]
-    for start in range(0, len(jobs), at_once):
-        rows += (group := in_processes(jobs[start : start + at_once]))
+    for start in range(0, len(jobs), jobs):
+        rows += (group := in_processes(jobs[start : start + jobs]))
         for row in group:
             print(json.dumps(row), flush=True)
     rows = [row for row in rows if "error" not in row]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sable.files import read_regular, remove_leftovers, replacing, write_atomically
+from sable.files import atomic_replacement, read_regular, remove_leftovers, write_atomically
 
 
 def killed_while_writing(path) -> None:
@@ -15,8 +15,8 @@ def killed_while_writing(path) -> None:
     code = f"""
 import os, signal, time
 from pathlib import Path
-from sable.files import replacing
-with replacing(Path({str(path)!r})) as temporary:
+from sable.files import atomic_replacement
+with atomic_replacement(Path({str(path)!r})) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -34,7 +34,7 @@ def test_what_a_killed_writer_leaves_is_gone_at_the_next_start(tmp_path):
 
 def test_what_a_living_writer_writes_stays(tmp_path):
     (tmp_path / ".notes.tmp").write_text("not one of ours")
-    with replacing(tmp_path / "a") as temporary:
+    with atomic_replacement(tmp_path / "a") as temporary:
         temporary.write_bytes(b"a")
         remove_leftovers(tmp_path)
         write_atomically(tmp_path / "b", b"b")
@@ -45,7 +45,7 @@ def test_what_a_living_writer_writes_stays(tmp_path):
 
 def test_an_error_leaves_the_old_content_and_nothing_else(tmp_path):
     write_atomically(tmp_path / "a", b"old")
-    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a") as temporary:
+    with pytest.raises(ZeroDivisionError), atomic_replacement(tmp_path / "a") as temporary:
         temporary.write_bytes(b"new")
         _ = 1 / 0
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]

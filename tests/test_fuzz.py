@@ -118,7 +118,7 @@ def folder(tmp_path_factory):
         gzip.compress((place / "run/metrics.jsonl").read_bytes())
     )
     (place / "results").mkdir()
-    row = ledger.make(place / "run", "probe/bandit:ippo") | {"commit": "c", "command": "sable train"}
+    row = ledger.make_row(place / "run", "probe/bandit:ippo") | {"commit": "c", "command": "sable train"}
     ledger.write(place / "results", [row | {"paper": {"mean": 1.0, "interval": [1.0, 1.0]}}])
     return place
 
@@ -148,7 +148,7 @@ READERS: dict[str, list[tp.Callable[[Path], tp.Any]]] = {
     "team/policy.json": [team],
     "team/weights.safetensors": [team, lambda team: tensors.read(team / "weights.safetensors")],
     "recipe.toml": [
-        lambda place: settings.own_recipe(place / "recipe.toml", "sable", "rware/tiny-4ag"),
+        lambda place: settings.read_recipe(place / "recipe.toml", "sable", "rware/tiny-4ag"),
         lambda place: sable.configure("rware/tiny-4ag", recipe=place / "recipe.toml"),
     ],
 }

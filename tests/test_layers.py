@@ -63,7 +63,7 @@ ALLOWED["cli"] = {
 HEAVY = {"jumanji": {"envs/suites/jumanji.py", "envs/suites/rware.py"}}
 HEAVY |= {"jaxmarl": {"envs/suites/jaxmarl.py", "envs/suites/smax.py"}, "brax": {"envs/suites/jaxmarl.py"}}
 HEAVY |= {
-    "matplotlib": {"runs/curve.py", "reports/figures.py", "studies/tuned.py"},
+    "matplotlib": {"runs/curve.py", "reports/figures.py", "studies/study_files.py"},
     "tensorboardX": {"training/loggers/logger.py"},
 }
 HEAVY |= {"ray": {"studies/benchmark.py"}, "optuna": {"studies/trials.py"}}

@@ -23,7 +23,7 @@ COMMANDS = [
     ["train", "--out", NAME],
     ["train", "--recipe", NAME],
     ["train", "--resume", NAME],
-    ["train", "--options", f"{NAME}=1"],
+    ["train", "--env-options", f"{NAME}=1"],
     ["plan", NAME],
     ["list", NAME],
     ["check", NAME],

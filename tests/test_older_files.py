@@ -139,5 +139,5 @@ def test_a_study_is_read(old, as_meant_then):
     about = json.loads((directory / "study.json").read_text())
     del about["name"]
     study = trials.Study(directory, {"meaning": 0} | about, None, 0)
-    assert [trial.state for trial in study.tried()] == ["complete", "complete"]
+    assert [trial.state for trial in study.records()] == ["complete", "complete"]
     assert [len(batch.points) for batch in study.batches()] == [2]

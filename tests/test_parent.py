@@ -10,8 +10,8 @@ import pytest
 
 CHILD = """
 import os, signal, sys, time
-from sable.parent import end_with
-end_with(int(sys.argv[1]), int(sys.argv[2]), by_kernel=sys.argv[3] == "kernel")
+from sable.parent import end_with_parent
+end_with_parent(int(sys.argv[1]), int(sys.argv[2]), by_kernel=sys.argv[3] == "kernel")
 print(os.getpid(), flush=True)
 time.sleep(60)
 """

@@ -96,7 +96,7 @@ def place(tmp_path_factory):
     weights = checkpoint.sha256(team / policy.WEIGHTS)
     about = {"format": policy.FORMAT, "spec": dataclasses.asdict(env.spec), "seed": 0, "weights": weights}
     (team / policy.ABOUT).write_text(json.dumps(about | {"settings": settings.to_dict(run, config)}))
-    directory = runs.plan(place, run, config, "run")
+    directory = runs.create_pending(place, run, config, "run")
     runs.begin(directory, env.spec)
     finished(directory, run).rename(place / "run")
     return place
@@ -115,7 +115,7 @@ def finished(directory, run):
 def rename(data, system, task):
     """The same configuration, of a foreign system or task. `os.system` would take the option."""
     data["run"] |= {"system": system, "task": task}
-    data["run"]["options"] = ["command=touch ran"] if task == "os:system" else []
+    data["run"]["env_options"] = ["command=touch ran"] if task == "os:system" else []
     return data
 
 
@@ -214,7 +214,9 @@ SOME = [("ippo", TASKS[0]), ("ippo", TASKS[5]), (SYSTEMS[1], "probe/bandit"), ("
 def test_reports_listings_and_publishing_read_such_files_and_run_nothing(armed, capsys, monkeypatch):
     monkeypatch.setattr(provenance, "commit_of", lambda source: "c" * 40)
     (armed / "policies").mkdir(exist_ok=True)
-    monkeypatch.setattr(policy, "policies_of", lambda directory: armed / "policies")  # of systems of ours
+    monkeypatch.setattr(
+        policy, "collect_policies", lambda directory: armed / "policies"
+    )  # of systems of ours
     folders = []
     for k, (system, task) in enumerate(SOME):
         run = RunConfig(task="probe/bandit", system="ippo", total_steps=16, seeds=(0, 1))
@@ -226,7 +228,7 @@ def test_reports_listings_and_publishing_read_such_files_and_run_nothing(armed, 
     assert "left out" not in capsys.readouterr().out
     text = (armed / "page" / "report.md").read_text()
     assert [name for names in SOME for name in names if name not in text.replace("\\", "")] == []
-    assert main(["publish", *folders, "--other-protocol", "--results", "kept"]) == 0
+    assert main(["publish", *folders, "--allow-deviations", "--results", "kept"]) == 0
     published = {row["row"]: row for row in ledger.read(armed / "kept")}
     assert len(published) == len(SOME)
     words = shlex.split(published["own/os-system:evil_system-memory"]["command"])
@@ -330,7 +332,7 @@ def test_a_cell_is_trusted_exactly_when_the_command_named_its_code(
     assert os.environ.items() <= options["env"].items() | {("PYTHONPATH", os.environ.get("PYTHONPATH", ""))}
     handed = []
     monkeypatch.setattr(sable, "train", lambda **options: handed.append(options["trust"]))
-    benchmark._train(str(cell.directory), cell.is_custom)
+    benchmark._train_cell(str(cell.directory), cell.is_custom)
     assert handed == [trusted]
 
 
@@ -350,7 +352,7 @@ def test_a_resume_command_says_trust_where_it_is_needed(tmp_path):
     for system, task, more in (("ippo", "probe/bandit", ""), ("mine", "probe/bandit", " --trust"),
                                ("ippo", "meet:Meet", " --trust")):  # fmt: skip
         run, config = sable.configure("probe/bandit", system="ippo", **TINY)
-        directory = runs.plan(tmp_path, run, config)
+        directory = runs.create_pending(tmp_path, run, config)
         config_of(directory, system, task)
         assert runs.how_to_resume(directory) == f"--resume {directory}{more}"
         with pytest.raises(SableError, match=f"go on with --resume {directory}{more}$"):

@@ -66,7 +66,8 @@ def train(
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Result":
-    """What training leaves: the run's directory, its summary, and the signal that interrupted it, if one did.
+    """Train a system on a task, and return the run's directory, its summary, and the signal that interrupted
+    it, if one did.
 
     `task` is a task's name or an environment of your own; without one the built-in default is trained, with a
     budget fit for a CPU. `seeds` are (0,) unless given, or the first `num_seeds`. `fields` are those of
@@ -86,19 +87,23 @@ def train(
     how: dict[str, tp.Any] = {"quiet": quiet, "strict": strict, "requeue": requeue}
     how |= {"env_timeout": env_timeout}
     if resume is not None:
-        given = {"seeds": seeds is not None, "num_seeds": num_seeds is not None, "out": str(out) != "runs"}
-        given |= {"name": name is not None, "recipe": recipe is not None, "task": None not in (task, env)}
+        conflicts = {
+            "seeds": seeds is not None,
+            "num_seeds": num_seeds is not None,
+            "out": str(out) != "runs",
+        }
+        conflicts |= {"name": name is not None, "recipe": recipe is not None, "task": None not in (task, env)}
         others = [name for name in fields if name != "devices"]
-        _refuse_beside_resume([*(key for key, present in given.items() if present), *others])
+        _refuse_beside_resume([*(key for key, present in conflicts.items() if present), *others])
         env = task if env is None else env
-        leave = running.trust_in(env, system, trust)
+        code_trust = running.caller_trust(env, system, trust)
         directory = runs.find(resume)
-        run, config = runs.read_config(directory, leave)
+        run, config = runs.read_config(directory, code_trust)
         runs.refuse_batch(directory)
         runs.refuse_older_meaning(directory)
-        run = settings.changed(run, config, fields, {})[0] if fields else run
+        run = settings.replace_fields(run, config, fields, {})[0] if fields else run
         claim_directory = partial(runs.claim, directory)
-        return running.train(run, config, env, claim_directory, resume=True, trust=leave, **how)
+        return running.run_training(run, config, env, claim_directory, resume=True, trust=code_trust, **how)
     if strict and not requeue:
         raise SableError("strict=True is for a run to go on with: give it with resume")
     if trust or env is not None:
@@ -106,16 +111,18 @@ def train(
     system = system or "sable"
     run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
     how["trust"] = Trust(env=run.task, system=run.system)
-    if requeue and (begun := _begun(Path(out), run, config, name)) is not None:
+    if requeue and (earlier := _find_run(Path(out), run, config, name)) is not None:
         from sable.training.loop import Result
 
-        if begun.finished:
-            return Result(begun.directory, runs.read_summary(begun.directory))
-        return running.train(run, config, task, partial(runs.claim, begun.directory), resume=True, **how)
+        if earlier.finished:
+            return Result(earlier.directory, runs.read_summary(earlier.directory))
+        return running.run_training(
+            run, config, task, partial(runs.claim, earlier.directory), resume=True, **how
+        )
     if processes.detect_processes(run).count == 1:  # else the first will find out, and tell the others
         runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
     claim_directory = partial(runs.claim_new, Path(out), run, config, name)
-    return running.train(run, config, task, claim_directory, resume=False, **how)
+    return running.run_training(run, config, task, claim_directory, resume=False, **how)
 
 
 def configure(
@@ -127,18 +134,18 @@ def configure(
     recipe: str | Path | None = None,
     **fields: tp.Any,
 ) -> "tuple[RunConfig, SystemConfig]":
-    """The checked configuration that `train` would use for the same arguments."""
+    """Return the checked configuration that `train` would use for the same arguments."""
     from sable.config import resolve as settings
     from sable.config.schema import RunConfig, check_actions
     from sable.envs import tasks
     from sable.envs.custom import is_custom, locate
 
     trust = Trust(env=task if isinstance(task, str) else None, system=system)
-    quick = settings.quick(system, trust) if task is None else {}
+    quick = settings.quick_fields(system, trust) if task is None else {}
     name = task if isinstance(task, str) else f"custom/{type(task).__name__}"
     name = quick.get("task", RunConfig.task) if task is None else name
-    own = settings.own_recipe(recipe, system, name, trust) if recipe is not None else {}
-    run_fields, system_fields = settings.split({**quick, **own, **fields}, system, trust)
+    own = settings.read_recipe(recipe, system, name, trust) if recipe is not None else {}
+    run_fields, system_fields = settings.split_fields({**quick, **own, **fields}, system, trust)
     run_fields |= {"system": system, "task": name}
     if seeds is not None or num_seeds is not None:
         run_fields["seeds"] = _seeds(seeds, num_seeds)
@@ -149,7 +156,7 @@ def configure(
         known = tasks.parse(name) if task is None or isinstance(task, str) else None
     run, config = settings.resolve(run_fields, system_fields, trust)
     if known is not None:
-        tasks.with_options(known, running.options(run))
+        tasks.with_options(known, running.env_arguments(run))
         check_actions(system, discrete=known.num_actions > 0, task=known.id)
     return run, config
 
@@ -165,8 +172,8 @@ def plan(
     progress: "Progress | None" = None,
     **fields: tp.Any,
 ) -> "Plan":
-    """What `train` would take for the same arguments, on this machine: parameters, memory by part, the most
-    environments and seeds that fit, steps per second, the time of the whole.
+    """Return what `train` would take for the same arguments, on this machine: parameters, memory by part, the
+    most environments and seeds that fit, steps per second, the time of the whole.
 
     It compiles a few programs and runs a few updates, which takes a minute or more; nothing is written.
     Without `measure` it answers from shapes alone, within seconds: memory is then an estimate, and there are
@@ -181,7 +188,7 @@ def plan(
             f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
             "tells its pace, and sable train, before it starts, its memory"
         )
-    env = running.env_of(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
+    env = running.make_run_env(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
     from sable.runs.plan import no_progress, plan
 
     return plan(env, run, config, measure=measure, progress=progress or no_progress)
@@ -196,7 +203,7 @@ def evaluate(
     system: str | None = None,
     trust: bool = False,
 ) -> dict[str, tp.Any]:
-    """How the best parameters of a run play: the return of every seed, with its 95 % interval.
+    """Play with the best parameters of a run, and return the return of every seed with its 95 % interval.
 
     Where the run ran code from outside sable, name it again (`env`, or the environment itself, and `system`,
     as in the run), or `trust` the run.
@@ -207,14 +214,14 @@ def evaluate(
     check_count("episodes", episodes, 1, 2**24)
     check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
     directory = runs.find(run)
-    leave = running.trust_in(env, system, trust)
-    run_config, config = runs.read_config(directory, leave)
-    with running.env_for(run_config, env, leave) as env:
+    code_trust = running.caller_trust(env, system, trust)
+    run_config, config = runs.read_config(directory, code_trust)
+    with running.open_run_env(run_config, env, code_trust) as env:
         from sable import systems
         from sable.training import best
 
-        made = systems.make(run_config.system, env.spec, config)
-        return best.evaluate_best(env, made, run_config, config, directory, episodes=episodes, seed=seed)
+        learner = systems.make(run_config.system, env.spec, config)
+        return best.evaluate_best(env, learner, run_config, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -223,21 +230,22 @@ def benchmark(
     seeds: Sequence[int] | None = None,
     num_seeds: int | None = None,
     out: str | Path = "benchmark",
-    at_once: int = 1,
+    jobs: int = 1,
     on_ray: bool = False,
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Outcome":
-    """What came of training every system on every task, each pair a run of all seeds, ten unless given.
+    """Train every system on every task, each pair a run of all seeds, ten unless given, and return the
+    outcome.
 
     `tasks` are names, patterns such as `rware/*`, or the studies `paper`, `scaling`, `ablation`, `chunk`;
-    `systems` may be variants such as `sable:no-memory`. `at_once` runs share this machine at a time. Called
+    `systems` may be variants such as `sable:no-memory`. `jobs` runs share this machine at a time. Called
     again, it goes on where it stopped.
     """
     from sable.studies import benchmark
 
     cells = grid(*tasks, systems=systems, seeds=seeds, num_seeds=num_seeds, out=out, **fields)
-    return benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet)
+    return benchmark.work(cells, jobs=jobs, on_ray=on_ray, quiet=quiet)
 
 
 def grid(
@@ -248,14 +256,14 @@ def grid(
     out: str | Path = "benchmark",
     **fields: tp.Any,
 ) -> "list[Cell]":
-    """The checked cells that `benchmark` would work on for the same arguments."""
+    """Return the checked cells that `benchmark` would work on for the same arguments."""
     from sable.studies import benchmark
     from sable.studies import grid as studies
 
     num_seeds, cells = 10 if seeds is None and num_seeds is None else num_seeds, {}
     for task, variant in studies.pairs(tasks, systems):
-        given = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
-        run, config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **given)
+        cell_fields = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
+        run, config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **cell_fields)
         place = Path(out).expanduser().absolute()
         cell = benchmark.Cell(place, benchmark.folder_name(place, run, variant.name), run, config)
         cells.setdefault((run, config), cell)  # two variants may come to the same settings
@@ -269,7 +277,7 @@ def tune(
     *,
     system: str = "sable",
     trials: int = 40,
-    points: int = 4,
+    parallel_trials: int = 4,
     num_seeds: int = 1,
     out: str | Path = "tuning",
     storage: str | None = None,
@@ -277,28 +285,37 @@ def tune(
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Tuned":
-    """What a search for the system's best settings on a task came to: the study's folder, with recipe.toml in
-    it, and the best trial.
+    """Search for the system's best settings on a task, and return the study's folder, with recipe.toml in it,
+    and the best trial.
 
-    `trials` is how many finished ones the study is to have, `points` how many run side by side. `fields` are
-    the budget of a trial and settings that stay as given. Called again, it goes on where it stopped.
+    `trials` is how many finished ones the study is to have, `parallel_trials` how many run side by side.
+    `fields` are the budget of a trial and settings that stay as given. Called again, it goes on where it
+    stopped.
     """
     from sable.config import resolve as settings
     from sable.studies import tune
 
     run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
     trust = Trust(env=task, system=system)
-    _, given = settings.split(fields, system, trust)
-    study = {"trials": trials, "points": points, "out": Path(out), "storage": storage, "quiet": quiet}
-    return tune.tune(run, config, partial(running.env_of, run, trust), given=given, trust=trust, **study)
+    _, fixed = settings.split_fields(fields, system, trust)
+    study = {
+        "trials": trials,
+        "parallel_trials": parallel_trials,
+        "out": Path(out),
+        "storage": storage,
+        "quiet": quiet,
+    }
+    return tune.tune(
+        run, config, partial(running.make_run_env, run, trust), fixed=fixed, trust=trust, **study
+    )
 
 
 def report(
     *runs: str | Path, out: str | Path = "report", paper: bool = False, curves: str = "iqm"
 ) -> "Report":
-    """The page, tables and figures that compare these runs, written to the folder `out`; with notes on all
-    that was left out. `paper` makes the paper's figures and tables, with what it prints beside ours; `curves`
-    are interquartile means over seeds ("iqm") or, as the paper's, means ("mean")."""
+    """Write the page, tables and figures that compare these runs to the folder `out`, and return them with
+    notes on all that was left out. `paper` sets the paper's figures beside ours; `curves` are interquartile
+    means over seeds ("iqm") or, as the paper's, means ("mean")."""
     from sable.reports import page as report
 
     return report.write(runs, Path(out), paper=paper, curves=curves)
@@ -308,28 +325,29 @@ def publish(
     *runs: str | Path,
     results: str | Path = "results",
     name: str | None = None,
-    other_protocol: bool = False,
+    allow_deviations: bool = False,
     replace: bool = False,
     reason: str = "",
     remake: bool = False,
 ) -> tuple[list[dict[str, tp.Any]], Path | None]:
-    """The rows that finished runs, all of them or none, gave to the ledger in the folder `results`, where
-    their data and the best policy of every seed are kept; and the page docs/results.md beside it, if there is
-    one, made anew also without runs. `remake` makes all rows anew from their data first.
+    """Publish finished runs, all of them or none: add a row for each to the ledger in the folder `results`,
+    where their data and the best policy of every seed are kept. Return the rows, and the page docs/results.md
+    beside the folder, if there is one, made anew also without runs. `remake` makes all rows anew from their
+    data first.
 
     A run's row is called after its task and system, or `name`. Refused are runs that have not finished, are
-    not by the paper's protocol (with `other_protocol` their rows say so), ran code that was never committed,
-    or are published already (with `replace` those rows give way, if settings or code are others: they stay,
-    superseded, for that `reason`).
+    not by the paper's protocol (with `allow_deviations` their rows say so), ran code that was never
+    committed, or are published already (with `replace` those rows give way, if settings or code are others:
+    they stay, superseded, for that `reason`).
     """
     from sable.reports import ledger, publish, results_page
 
     def export_policies(directory: Path) -> Path:
         from sable.runs import policy  # and so jax, which a mistake need not wait for
 
-        return policy.policies_of(directory)
+        return policy.collect_policies(directory)
 
-    options: dict[str, tp.Any] = {"name": name, "other_protocol": other_protocol, "replace": replace}
+    options: dict[str, tp.Any] = {"name": name, "allow_deviations": allow_deviations, "replace": replace}
     folder = Path(results).expanduser()
     if remake:
         ledger.remake(folder)
@@ -349,18 +367,18 @@ def reproduce(
     trust: bool = False,
     quiet: bool = False,
 ) -> "Reproduction":
-    """What comes of running a row of the ledger again, with its settings and its seeds, or some of them.
-    Called again, it goes on where it stopped. `results` is the folder of the ledger: that of the current
-    folder, or the one that came with sable, unless given. A row may name code from outside sable: it is run
-    only if you `trust` the row."""
+    """Run a row of the ledger again, with its settings and its seeds, or some of them, and return how it
+    compares. Called again, it goes on where it stopped. `results` is the folder of the ledger: that of the
+    current folder, or the one that came with sable, unless given. A row may name code from outside sable: it
+    is run only if you `trust` the row."""
     from sable.reports import ledger
 
-    found = ledger.require(ledger.read(None if results is None else Path(results).expanduser()), row)
+    ledger_row = ledger.require(ledger.read(None if results is None else Path(results).expanduser()), row)
     from sable.studies import reproduce  # and so numpy, which a row that is not there need not wait for
 
-    again = reproduce.cell(found, Path(out), seeds, Trust(everything=trust))
+    again = reproduce.cell(ledger_row, Path(out), seeds, Trust(everything=trust))
     go_on = partial(train, quiet=quiet, trust=trust)
-    return reproduce.reproduce(found, again, lambda directory: go_on(resume=directory))
+    return reproduce.reproduce(ledger_row, again, lambda directory: go_on(resume=directory))
 
 
 def evaluate_row(
@@ -382,21 +400,21 @@ def evaluate_row(
     check_count("episodes", episodes, 1, 2**24)
     check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
     place = None if results is None else Path(results).expanduser()
-    found = ledger.require(ledger.read(place), row)
-    folders = reproduce.policies(found, place or Path("results"), seeds)
-    leave = Trust(everything=trust)
+    ledger_row = ledger.require(ledger.read(place), row)
+    folders = reproduce.policies(ledger_row, place or Path("results"), seeds)
+    code_trust = Trust(everything=trust)
     from sable.runs import policy  # and so jax, which a mistake need not wait for
 
-    teams = [policy.load(folder, seed=of_seed, trust=leave) for of_seed, folder in folders.items()]
-    with running.env_for(teams[0].run, None, leave) as env:
+    teams = [policy.load(folder, seed=of_seed, trust=code_trust) for of_seed, folder in folders.items()]
+    with running.open_run_env(teams[0].run, None, code_trust) as env:
         returns = policy.measure(teams, env, episodes=episodes, seed=seed)
-    return reproduce.measured(found, list(folders), returns)
+    return reproduce.compare_policies(ledger_row, list(folders), returns)
 
 
 def load(
     path: str | Path, *, seed: int | None = None, system: str | None = None, trust: bool = False
 ) -> "Policy":
-    """The trained team of a run or of an exported folder, ready to act: numpy in, numpy out.
+    """Load the trained team of a run or of an exported folder, ready to act: numpy in, numpy out.
 
     Of a run's seeds it is the one with the highest absolute return, or the one given. Needs no suite. A
     `system` of your own is imported only if you name it here, or `trust` the folder.
@@ -416,7 +434,7 @@ def export(
     system: str | None = None,
     trust: bool = False,
 ) -> Path:
-    """The folder `out` with a run's policy in it, to be loaded anywhere: weights (safetensors), settings, a
+    """Write a run's policy into the folder `out`, to be loaded anywhere: weights (safetensors), settings, a
     model card. As `stablehlo` or `onnx` it is one step of the team as a function, which needs no sable. With
     `every_seed` the policies of all seeds, weights and settings alone, each in a folder of its number. A
     `system` of your own is imported only if you name it here, or `trust` the run."""
@@ -428,14 +446,16 @@ def export(
         raise SableError("every_seed goes with no seed, and with safetensors alone")
     from sable.runs import policy
 
-    leave = Trust(system=system, everything=trust)
+    code_trust = Trust(system=system, everything=trust)
     if every_seed:
-        return policy.export_seeds(run, out, leave)
+        return policy.export_seeds(run, out, code_trust)
     if format == "safetensors":
-        return policy.export(run, out, seed=seed, trust=leave)
+        return policy.export(run, out, seed=seed, trust=code_trust)
     from sable.runs import export as deployment
 
-    return policy.export(run, out, seed=seed, trust=leave, write=partial(deployment.write, format=format))
+    return policy.export(
+        run, out, seed=seed, trust=code_trust, write=partial(deployment.write, format=format)
+    )
 
 
 def watch(
@@ -452,8 +472,8 @@ def watch(
     trust: bool = False,
     quiet: bool = True,
 ) -> list[Path]:
-    """The files that show how the best parameters of a run, or of an exported folder, play: a film (gif, mp4)
-    and a page (html) to step through, with every agent's probabilities and what its memory weighs.
+    """Write files that show how the best parameters of a run, or of an exported folder, play: a film (gif,
+    mp4) and a page (html) to step through, with every agent's probabilities and what its memory weighs.
 
     The episodes are those that `evaluate` would play for the same `seed`, with sampled actions, or with the
     most probable ones if `greedy`. `run_seed` is which of the run's seeds plays, the best unless given. They
@@ -478,8 +498,8 @@ def watch(
     from sable.runs.policy import load
     from sable.viewer import show
 
-    leave = running.trust_in(env, system, trust)
-    policy = load(directory, seed=run_seed, trust=leave)
+    code_trust = running.caller_trust(env, system, trust)
+    policy = load(directory, seed=run_seed, trust=code_trust)
     if isinstance(env, str | None) and is_custom(policy.run.task) and parse(policy.run.task).is_python:
         raise SableError(
             f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
@@ -487,7 +507,7 @@ def watch(
         )
     return show.watch(
         policy,
-        running.env_of(policy.run, leave) if isinstance(env, str | None) else env,
+        running.make_run_env(policy.run, code_trust) if isinstance(env, str | None) else env,
         directory / "watch" if out is None else Path(out).expanduser(),
         episodes=episodes,
         seed=seed,
@@ -498,8 +518,8 @@ def watch(
 
 
 def check(task: "str | Env", **options: tp.Any) -> "list[Finding]":
-    """What is right and wrong with an environment, found by playing it at random: one finding per check.
-    `task` is a name, or an environment of your own."""
+    """Check an environment by playing it at random, and return one finding per check. `task` is a name, or an
+    environment of your own."""
     from sable import envs
 
     env = envs.make(task, Trust(env=task), **options) if isinstance(task, str) else task
@@ -513,28 +533,28 @@ def check(task: "str | Env", **options: tp.Any) -> "list[Finding]":
 
 
 def make_env(task: str, **options: tp.Any) -> "Env":
-    """The environment of that task, with the task's options changed as given."""
+    """Make the environment of that task, with the task's options changed as given."""
     from sable import envs
 
     return envs.make(task, Trust(env=task), **options)
 
 
 def list_tasks(suite: str | None = None) -> "list[Task]":
-    """The tasks that have a name, with their sizes; of one suite only if it is named."""
+    """Return the tasks that have a name, with their sizes; of one suite only if it is named."""
     from sable.envs import tasks
 
     return tasks.list_tasks(suite)
 
 
 def list_systems() -> list[str]:
-    """The names of the learning systems."""
+    """Return the names of the learning systems."""
     from sable.config.schema import SYSTEM_CONFIGS
 
     return list(SYSTEM_CONFIGS)
 
 
-def _begun(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None) -> "Cell | None":
-    """The run of that name, if it was begun; refused where it was with other settings."""
+def _find_run(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None) -> "Cell | None":
+    """Return the run of that name, if it was begun; refused where it was with other settings."""
     from sable.studies import benchmark
 
     if name is None:

@@ -13,7 +13,7 @@ from sable.errors import SableError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> tp.Iterator[Path]:
+def atomic_replacement(path: Path) -> tp.Iterator[Path]:
     """Yield a temporary file beside `path` that takes its place in the end, or is gone after an error. So a
     crash leaves the old content or the new, never a part; what a killed process leaves beside it is removed
     by the next that writes to the folder."""
@@ -31,7 +31,7 @@ def replacing(path: Path) -> tp.Iterator[Path]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `data` the content of `path`, whole or not at all."""
-    with replacing(path) as temporary:
+    with atomic_replacement(path) as temporary:
         temporary.write_bytes(data)
 
 

@@ -14,7 +14,7 @@ VARIABLE = "SABLE_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int, number: int, *, by_kernel: bool = True) -> None:
+def end_with_parent(parent: int, number: int, *, by_kernel: bool = True) -> None:
     """Have this process sent the signal `number` when `parent`, which started it, has ended, or now if it
     has.
 
@@ -30,7 +30,7 @@ def end_with(parent: int, number: int, *, by_kernel: bool = True) -> None:
     threading.Thread(target=_look, args=(parent, number), daemon=True).start()
 
 
-def leave_signals_to(parent: int, *, by_kernel: bool = True) -> None:
+def ignore_signals(parent: int, *, by_kernel: bool = True) -> None:
     """End with `parent` and by nothing else.
 
     Terminals and schedulers signal every process of a job. What is meant is the parent, which needs this one
@@ -38,14 +38,14 @@ def leave_signals_to(parent: int, *, by_kernel: bool = True) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    end_with(parent, signal.SIGKILL, by_kernel=by_kernel)
+    end_with_parent(parent, signal.SIGKILL, by_kernel=by_kernel)
 
 
 def end_with_caller() -> None:
     """Be asked to end (SIGTERM) with the process that started this command as a part of its own work."""
     parent = os.environ.pop(VARIABLE, "")
     if parent.isdecimal():
-        end_with(int(parent), signal.SIGTERM)
+        end_with_parent(int(parent), signal.SIGTERM)
 
 
 def _look(parent: int, number: int) -> None:

@@ -10,7 +10,7 @@ _SILENCED = ContextVar("silenced", default=False)
 
 
 @contextlib.contextmanager
-def silenced(quiet: bool = True) -> tp.Iterator[None]:
+def silence_output(quiet: bool = True) -> tp.Iterator[None]:
     """Let nothing that is printed here reach standard output, nor what processes started here write; only if
     `quiet`. Errors and our own lines on stderr are still seen."""
     if not quiet:
@@ -24,12 +24,12 @@ def silenced(quiet: bool = True) -> tp.Iterator[None]:
         _SILENCED.reset(token)
 
 
-def is_silenced() -> bool:
-    """Whether we are inside `silenced`."""
+def is_silent() -> bool:
+    """Return whether we are inside `silenced`."""
     return _SILENCED.get()
 
 
 @functools.cache
 def _nowhere() -> tp.TextIO:
-    """A file that is never closed, since somebody may have kept it for their standard output."""
+    """Return a file that is never closed, since somebody may have kept it for their standard output."""
     return open(os.devnull, "w")

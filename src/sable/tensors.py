@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from sable.config.checks import shown
+from sable.config.checks import short_repr
 from sable.errors import SableError
 from sable.files import read_regular, require_regular, write_atomically
 
@@ -101,10 +101,12 @@ def refuse_unfit(arrays: Mapping[str, np.ndarray], kinds: Mapping[str, Kind], wh
     for name in sorted(arrays.keys() | kinds.keys()):
         holds, wants = (_words(one[name]) if name in one else "nothing" for one in (arrays, kinds))
         if holds != wants:
-            raise SableError(f"{where}: {shown(name)} holds {holds}, and its configuration wants {wants}")
+            raise SableError(
+                f"{where}: {short_repr(name)} holds {holds}, and its configuration wants {wants}"
+            )
     for name, array in arrays.items():
         if not np.isfinite(array).all():
-            raise SableError(f"{where}: {shown(name)} holds a number that is not finite")
+            raise SableError(f"{where}: {short_repr(name)} holds a number that is not finite")
 
 
 def _words(kind: Kind) -> str:

@@ -27,8 +27,8 @@ class Untrusted(SableError):
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """What the caller of one command named or trusts. It holds for that command and for the processes that it
-    starts, and is written down nowhere."""
+    """The code that the caller of one command named or trusts. It holds for that command and for the
+    processes that it starts, and is written down nowhere."""
 
     env: str | None = None
     """The environment's name, as the caller gave it."""
@@ -39,9 +39,9 @@ class Trust:
 
     def require_equal(self, kind: Kind, name: str) -> None:
         """Refuse a file's name where the caller gave another one."""
-        named = getattr(self, kind)
-        if named is not None and named != name:
-            raise Untrusted(f"its {_WORDS[kind]} is {_shown(name)}, not {_shown(named)} as named")
+        allowed = getattr(self, kind)
+        if allowed is not None and allowed != name:
+            raise Untrusted(f"its {_WORDS[kind]} is {_shown(name)}, not {_shown(allowed)} as named")
 
     def require(self, kind: Kind, name: str) -> None:
         """Refuse code that the caller neither named nor trusts."""
@@ -64,7 +64,7 @@ class Trust:
         except (ModuleNotFoundError, ValueError):  # no such package; a module that says nothing of its origin
             return module in sys.modules
         except Exception as error:  # a package around the module runs when it is looked for
-            raise _failed(kind, name, module, error) from None
+            raise _import_error(kind, name, module, error) from None
 
     def import_module(self, kind: Kind, name: str, module: str) -> ModuleType:
         """Import `module`, where the code called `name` is."""
@@ -73,7 +73,7 @@ class Trust:
         try:
             return importlib.import_module(module)
         except Exception as error:
-            raise _failed(kind, name, module, error) from None
+            raise _import_error(kind, name, module, error) from None
 
 
 NOTHING = Trust()
@@ -97,7 +97,7 @@ def _join_current_folder() -> None:
         sys.path.append(folder)
 
 
-def _failed(kind: Kind, name: str, module: str, error: Exception) -> SableError:
+def _import_error(kind: Kind, name: str, module: str, error: Exception) -> SableError:
     return SableError(f"{_WORDS[kind]} {name!r}: importing {module!r} failed: {describe(error)}")
 
 

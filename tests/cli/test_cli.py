@@ -42,7 +42,7 @@ def trained(monkeypatch, tmp_path):
     def make(task, trust, /, **options):
         return types.SimpleNamespace(task=task, options=options, spec=None)
 
-    monkeypatch.setattr("sable.training.loop.train", train)
+    monkeypatch.setattr("sable.training.loop.train_loop", train)
     monkeypatch.setattr("sable.systems.make", lambda name, spec, config: name)
     monkeypatch.setattr("sable.envs.make", make)
     monkeypatch.chdir(tmp_path)
@@ -94,8 +94,8 @@ MISTAKES = [
     (["train", "--seeds", "0", "x"], ["seeds=", "whole numbers"]),
     (["train", "--num-seeds", "0"], ["num_seeds=0", "at least 1"]),
     (["train", "--seeds", "1", "--num-seeds", "2"], ["seeds", "num_seeds", "one of them"]),
-    (["train", "--options", "reward=mean"], ["no option 'reward'"]),
-    (["train", "--options", "reward"], ["options=", "name=value"]),
+    (["train", "--env-options", "reward=mean"], ["no option 'reward'"]),
+    (["train", "--env-options", "reward"], ["env_options=", "name=value"]),
     (["train", "--name", "a/b"], ["name='a/b'", "plain folder name"]),
     (["train", "--out", "file/below"], ["cannot write", "file", "--out"]),
     (["train", "--resume", "nowhere"], ["nowhere is not a run"]),
@@ -109,8 +109,8 @@ MISTAKES = [
     (["evaluate", "nowhere", "--episodes", "0"], ["episodes=0", "at least 1"]),
     (["evaluate", "nowhere", "--seed", "x"], ["seed='x'", "whole number"]),
     (["list", "rwar"], ["unknown suite 'rwar'", "rware"]),
-    (["benchmark", "probe/bandit", "--at-once", "0"], ["at_once=0", "at least 1"]),
-    (["benchmark", "probe/bandit", "--at-once", "2", "--on", "ray"], ["at_once=2", "Ray"]),
+    (["benchmark", "probe/bandit", "--jobs", "0"], ["jobs=0", "at least 1"]),
+    (["benchmark", "probe/bandit", "--jobs", "2", "--launcher", "ray"], ["jobs=2", "Ray"]),
     (["publish"], ["nothing to publish"]),
     (["publish", "nowhere"], ["nowhere is not a run"]),
     (["publish", "nowhere", "--name", "a/b"], ["name='a/b'", "plain folder name"]),
@@ -135,13 +135,13 @@ LIMITS = [
     (["train", "--devices", "1e9"], ["devices=1000000000", "at most 65536"]),
     (["train", "null/99999999999ag"], ["cannot exist", "99999999999 is more than 32768"]),
     (["train", "connector/con-99999x99999x3a"], ["cannot exist", "99999 is more than 32768"]),
-    (["train", "neom/quick-flip-32ag", "--options", "history=99999"], ["history='99999'", "0 to 32768"]),
+    (["train", "neom/quick-flip-32ag", "--env-options", "history=99999"], ["history='99999'", "0 to 32768"]),
     (["plan", "--num-envs", "1e13"], ["num_envs=10000000000000", "at most 16777216"]),
     (["benchmark", "probe/bandit", "--num-seeds", "1e8"], ["num_seeds=100000000", "at most 65536"]),
     (["benchmark", "probe/bandit", "--systems", "sable:num-envs=1e13"], ["num_envs=10000000000000"]),
-    (["benchmark", "probe/bandit", "--at-once", "1e13"], ["at_once=10000000000000", "at most"]),
+    (["benchmark", "probe/bandit", "--jobs", "1e13"], ["jobs=10000000000000", "at most"]),
     (["tune", "probe/bandit", "--num-seeds", "1e8"], ["num_seeds=100000000", "at most 65536"]),
-    (["tune", "probe/bandit", "--points", "1e8"], ["points=100000000", "at most 65536"]),
+    (["tune", "probe/bandit", "--parallel-trials", "1e8"], ["parallel_trials=100000000", "at most 65536"]),
     (["evaluate", "nowhere", "--episodes", "1e13"], ["episodes=10000000000000", "at most 16777216"]),
     (["evaluate", "nowhere", "--seed", "1e13"], ["seed=10000000000000", "at most 4294967295"]),
     (["watch", "nowhere", "--episodes", "1e13"], ["episodes=10000000000000", "at most 10000"]),
@@ -175,7 +175,9 @@ def test_flags_reach_training_in_their_types(trained):
         "--seeds 3 4 --total-steps 2e6 --learning_rate 1 --no-memory --agent-order per_epoch --out o --name n"
     )
     assert (
-        cli.main(["train", "mpe/simple_spread_3ag", *flags.split(), "--options", "reward=mean", "--quiet"])
+        cli.main(
+            ["train", "mpe/simple_spread_3ag", *flags.split(), "--env-options", "reward=mean", "--quiet"]
+        )
         == 0
     )
     (call,) = trained
@@ -231,7 +233,7 @@ def test_a_resume_that_fails_leaves_the_run_untouched(trained, monkeypatch, caps
     def damaged(*args, **kwargs):
         raise SableError("the checkpoint is damaged")
 
-    monkeypatch.setattr("sable.training.loop.train", damaged)
+    monkeypatch.setattr("sable.training.loop.train_loop", damaged)
     capsys.readouterr()
     assert "damaged" in refusal(capsys, "train", "--resume", str(directory))
     assert {path: path.read_bytes() for path in directory.iterdir() if path.is_file()} == before

@@ -58,14 +58,14 @@ def test_without_a_number_it_is_1_and_of_the_oldest_published_code_0():
 def test_only_what_a_change_concerns_is_of_an_older_meaning():
     long = RunConfig(**LONG)
     assert meaning.since(0, long, {}) == [POOL]
-    assert meaning.since(0, dataclasses.replace(long, pool_size=128), {}) == []
+    assert meaning.since(0, dataclasses.replace(long, reset_pool_size=128), {}) == []
     assert meaning.since(1, long, {}) == []
 
 
 @pytest.mark.parametrize("task", ["connector/con-5x5x3a", "lbf/8x8-2p-2f-coop", "probe/recall", "mine:Env"])
 def test_where_episodes_are_short_a_pool_of_other_starts_is_another_meaning(task):
     assert meaning.since(3, RunConfig(task=task), {}) == [STARTS]
-    assert meaning.since(3, RunConfig(task=task, pool_size=128), {}) == [STARTS]
+    assert meaning.since(3, RunConfig(task=task, reset_pool_size=128), {}) == [STARTS]
     assert meaning.since(4, RunConfig(task=task), {}) == []
 
 
@@ -117,15 +117,15 @@ def test_rows_of_before_each_episode_had_a_start_are_marked_where_that_mattered(
 def test_reproducing_a_row_of_an_older_meaning_says_so_and_means_it_as_now(tmp_path):
     row = ledger.require(ledger.read(RESULTS), "lbf/8x8-2p-2f-coop:sable")
     assert reproduce.cell(row, tmp_path, None).config.meaning == meaning.MEANING
-    said = reproduce.older_in_words(row)
+    said = reproduce.describe_older_meaning(row)
     assert POOL.commit[:10] in said and POOL.before in said and "\n" not in said
     newer = row | {"settings": row["settings"] | {"meaning": meaning.MEANING}}
-    assert reproduce.older_in_words(newer) == ""
+    assert reproduce.describe_older_meaning(newer) == ""
 
 
 def begun(out: Path) -> Path:
     """A run of the code of before numbers were."""
-    directory = runs.plan(out, RunConfig(), SableConfig(), "old")
+    directory = runs.create_pending(out, RunConfig(), SableConfig(), "old")
     config = runs.read_object(directory / "config.json")
     del config["meaning"]
     runs.write_json(directory / "config.json", config)
@@ -202,4 +202,4 @@ def test_an_older_mat_is_loaded_and_acts_with_the_norms_it_had(tmp_path):
 
 def test_the_number_survives_a_change_of_settings():
     config = dataclasses.replace(SableConfig(), meaning=0)
-    assert settings.changed(RunConfig(), config, {}, {"num_envs": 64})[1].meaning == 0
+    assert settings.replace_fields(RunConfig(), config, {}, {"num_envs": 64})[1].meaning == 0

@@ -32,11 +32,11 @@ def test_every_setting_is_fixed_searched_part_of_the_protocol_or_free(system):
 
 
 def test_the_default_run_is_by_the_protocol_but_for_its_single_seed():
-    assert protocol.of_protocol(RunConfig(seeds=tuple(range(10)))) == []
-    assert protocol.of_protocol(RunConfig()) == ["seeds 0"]
-    other = RunConfig(total_steps=1000, options=("reward=mean",), seeds=(3, 4))
-    assert protocol.of_protocol(other) == ["total_steps 1000", "options reward=mean", "seeds 3 4"]
-    assert protocol.of_settings(other, {}) == protocol.of_settings(RunConfig(), {}) == []
+    assert protocol.protocol_deviations(RunConfig(seeds=tuple(range(10)))) == []
+    assert protocol.protocol_deviations(RunConfig()) == ["seeds 0"]
+    other = RunConfig(total_steps=1000, env_options=("reward=mean",), seeds=(3, 4))
+    assert protocol.protocol_deviations(other) == ["total_steps 1000", "env_options reward=mean", "seeds 3 4"]
+    assert protocol.setting_deviations(other, {}) == protocol.setting_deviations(RunConfig(), {}) == []
 
 
 def paper_sable(**fields) -> SableConfig:
@@ -53,7 +53,7 @@ def paper_sable(**fields) -> SableConfig:
         ({"entropy_weight": 0.003}, ["entropy_weight 0.003 (paper: 0.1, 0.01, 0.001 or 1)"]),
         ({"discount": 0.95}, ["discount 0.95 (paper: 0.99)"]),
         ({"learning_rate_horizon": 20_000_000}, ["learning_rate_horizon 20000000 (the public code: 0)"]),
-        ({"compute": "bfloat16"}, ["compute bfloat16 (the public code: float32)"]),
+        ({"compute_dtype": "bfloat16"}, ["compute_dtype bfloat16 (the public code: float32)"]),
         ({"clip_value": False}, ["clip_value off (the public code: on)"]),
         ({"agent_order": "per_rollout"}, ["agent_order per_rollout (paper: per_epoch)"]),
         ({"agent_order": "natural"}, ["agent_order natural (paper: per_epoch)"]),
@@ -65,14 +65,14 @@ def paper_sable(**fields) -> SableConfig:
 )
 def test_settings_that_the_paper_did_not_use_are_named(fields, said):
     config = paper_sable(**fields)
-    assert protocol.of_settings(RunConfig(), vars(config)) == said
+    assert protocol.setting_deviations(RunConfig(), vars(config)) == said
 
 
 @pytest.mark.parametrize("task", ["neom/simple-sine-512ag", "lbf/2s-32x32-32p-16f"])
 def test_large_teams_have_chunks_of_agents_in_the_paper(task):
     run, chunks = RunConfig(task=task), paper_sable(memory=False, agent_chunk=32)
-    assert protocol.of_settings(run, vars(chunks)) == []
-    assert protocol.of_settings(run, vars(paper_sable())) == [
+    assert protocol.setting_deviations(run, vars(chunks)) == []
+    assert protocol.setting_deviations(run, vars(paper_sable())) == [
         "memory on (paper: off)",
         "agent_chunk 0 (paper: 32)",
     ]
@@ -82,17 +82,17 @@ def test_large_teams_have_chunks_of_agents_in_the_paper(task):
 
 def test_other_systems_are_held_to_their_own_tables():
     ippo = vars(ActorCriticConfig(policy_layers=(64, 64), num_epochs=5, advantage_floor=0.0))
-    assert set(protocol.of_settings(RunConfig(system="ippo"), ippo)) == {
+    assert set(protocol.setting_deviations(RunConfig(system="ippo"), ippo)) == {
         "num_epochs 5 (paper: 2, 4 or 8)",
         "policy_layers 64 64 (paper: 128 128)",
     }
-    assert protocol.of_settings(RunConfig(system="qmix"), vars(QMIXConfig())) == []
+    assert protocol.setting_deviations(RunConfig(system="qmix"), vars(QMIXConfig())) == []
     qmix = dataclasses.replace(QMIXConfig(), discount=0.9)
-    assert protocol.of_settings(RunConfig(system="qmix"), vars(qmix)) == [
+    assert protocol.setting_deviations(RunConfig(system="qmix"), vars(qmix)) == [
         "discount 0.9 (the public code: 0.99)"
     ]
 
 
 def test_a_system_of_ones_own_is_in_no_paper_but_its_run_is_compared():
-    run = RunConfig(system="my.module", pool_size=64)
-    assert protocol.of_settings(run, {"discount": 0.5}) == ["pool_size 64 (the public code: 0)"]
+    run = RunConfig(system="my.module", reset_pool_size=64)
+    assert protocol.setting_deviations(run, {"discount": 0.5}) == ["reset_pool_size 64 (the public code: 0)"]

@@ -60,14 +60,14 @@ def test_later_sources_win(monkeypatch):
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_quick_settings_are_valid_beside_a_default_task_for_every_system(system):
-    run_fields, system_fields = settings.split(settings.quick(system), system)
+    run_fields, system_fields = settings.split_fields(settings.quick_fields(system), system)
     run, _ = resolve(run_fields | {"system": system}, system_fields)
     assert run.task == ("mpe/simple_spread_3ag" if "sac" in system else "lbf/2s-8x8-2p-2f-coop")
     assert run.total_steps < RunConfig.total_steps
 
 
 def test_quick_settings_of_the_default_system_divide():
-    run, config = resolve(*settings.split(settings.QUICK, "sable"))
+    run, config = resolve(*settings.split_fields(settings.QUICK, "sable"))
     assert run.task == RunConfig.task and config.num_envs % config.num_minibatches == 0
 
 
@@ -83,7 +83,7 @@ def test_quick_settings_of_the_default_system_divide():
         ({"seeds": 3}, {}, ["seeds=3", "whole numbers"]),
         ({"task": "tiny"}, {}, ["task='tiny'", "suite/name"]),
         ({"task": None}, {}, ["task=None", "text"]),
-        ({"options": ("reward",)}, {}, ["options=('reward',)", "name=value"]),
+        ({"env_options": ("reward",)}, {}, ["env_options=('reward',)", "name=value"]),
         ({"precision": "low"}, {}, ["precision='low'", "default, high, highest"]),
         ({"system": "sabel"}, {}, ["system 'sabel' is not part of sable", "did you mean 'sable'"]),
         ({"system": ["sable"]}, {}, ["unknown system"]),
@@ -137,7 +137,7 @@ def test_values_arrive_in_their_exact_types():
 )
 def test_configuration_survives_json_exactly(seeds, options, learning_rate, parts, memory):
     before = resolve(
-        {"seeds": seeds, "options": options},
+        {"seeds": seeds, "env_options": options},
         {"learning_rate": learning_rate, "num_envs": 4 * parts, "num_minibatches": parts, "memory": memory},
     )
     assert from_dict(json.loads(to_json(*before))) == before
@@ -165,7 +165,7 @@ def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
     before = resolve({"seeds": (4,), "task": "probe/recall"}, {"clip_eps": 0.3})
     data = to_dict(*before)
     for part, name in (
-        ("run", "pool_size"),
+        ("run", "reset_pool_size"),
         ("run", "devices"),
         ("config", "decoding"),
         ("config", "memory"),
@@ -191,7 +191,7 @@ def test_a_damaged_configuration_is_refused(case):
 
 def test_an_unknown_field_is_refused_with_the_nearest_of_run_and_system():
     with pytest.raises(SableError, match="'num_env'; did you mean 'num_envs'"):
-        settings.split({"num_env": 1}, "sable")
+        settings.split_fields({"num_env": 1}, "sable")
 
 
 RECIPE = """

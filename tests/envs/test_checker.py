@@ -318,7 +318,7 @@ def test_the_command_prints_what_was_found_and_exits_by_it(tmp_path, monkeypatch
     assert out.startswith("wrong  spec") and "fix: counts are whole numbers" in out and "1 wrong" in out
     assert main(["check", "test_checker:NoActions", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == "wrong"
-    for argv in (["check"], ["check", "lbf/none"], ["check", "probe/recall", "--options", "x"]):
+    for argv in (["check"], ["check", "lbf/none"], ["check", "probe/recall", "--env-options", "x"]):
         assert main(argv) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -107,7 +107,9 @@ def test_options_reach_the_class_as_values(here, capsys):
         "    spec = EnvSpec", "    def __init__(self, size): assert size == 3\n    spec = EnvSpec"
     )
     (here / "meet.py").write_text(text)
-    assert main(["check", "meet:Meet", "--options", "size=4"]) == 2
+    assert main(["check", "meet:Meet", "--env-options", "size=4"]) == 2
     assert "AssertionError" in capsys.readouterr().err
-    assert main(["train", "meet:Meet", "--options", "size=3", "--devices", "99"]) == 2  # made, then refused
+    assert (
+        main(["train", "meet:Meet", "--env-options", "size=3", "--devices", "99"]) == 2
+    )  # made, then refused
     assert "devices=99" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 
 import sable
 from sable.errors import SableError
-from sable.quiet import silenced
+from sable.quiet import silence_output
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("pettingzoo")
@@ -124,7 +124,7 @@ def test_continuous_actions_are_stretched_to_each_agents_bounds():
         ("mixed", {}, "must all be Discrete or all be Box"),
         ("multi", {}, "must all be Discrete or all be Box"),
         ("unbounded", {}, "the actions of agent 'a' have no bounds"),
-        ("endless", {}, "give --options time_limit=STEPS"),
+        ("endless", {}, "give --env-options time_limit=STEPS"),
         ("delayed", {"time_limit": "soon"}, "time_limit='soon'"),
         ("delayed", {"workers": 0.5}, "workers=0.5"),
         ("in_turns", {}, "its agents act in turns (AEC)"),
@@ -225,7 +225,7 @@ def test_a_reward_for_an_agent_never_declared_is_ignored_and_said_once(make, cap
 
 def test_what_an_environment_prints_is_on_stderr_or_where_it_is_to_be_quiet_nowhere(make, capfd):
     for quiet in (False, True):
-        with silenced(quiet):
+        with silence_output(quiet):
             env = make("talkative", workers=2)
             env.reset("one", np.arange(4))
             env.step("one", np.ones((4, 2), np.int32))

@@ -42,7 +42,7 @@ PAGE = f"# Results\n\n{results_page.BEGIN}\n{results_page.END}\n\nThe rest.\n"
 
 def test_the_page_is_what_the_ledger_gives_and_the_ledger_what_its_data_gives():
     rows = ledger.read(REPOSITORY / "results")
-    assert ledger.mistakes(REPOSITORY / "results") == []
+    assert ledger.find_mistakes(REPOSITORY / "results") == []
     text = (REPOSITORY / results_page.PAGE).read_text()
     assert results_page.section_of(text) == results_page.section(rows), (
         "run sable publish; numbers are not edited by hand"
@@ -123,7 +123,7 @@ def test_what_was_published_stays_and_says_what_it_is():
     }
     for row in first:
         others = {text.partition(" ")[0] for text in row["deviations"]}
-        assert {"learning_rate_horizon", "agent_order", "compute"} <= others
+        assert {"learning_rate_horizon", "agent_order", "compute_dtype"} <= others
         assert ("num_epochs" in others) == row["task"].startswith("lbf/")
         mpe = {"discount", "value_weight", "entropy_weight", "clip_value"} <= others
         assert mpe == row["task"].startswith("mpe/") and "advantage_floor" not in others
@@ -162,7 +162,7 @@ def policies(committed, monkeypatch):
             (directory / "policies" / str(seed) / "weights.safetensors").write_bytes(b"%d" % seed)
         return directory / "policies"
 
-    monkeypatch.setattr("sable.runs.policy.policies_of", export)
+    monkeypatch.setattr("sable.runs.policy.collect_policies", export)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def place(tmp_path, monkeypatch, trained, committed) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / results_page.PAGE).write_text(PAGE)
     monkeypatch.chdir(tmp_path)
-    assert main(["publish", "run", "--other-protocol"]) == 0
+    assert main(["publish", "run", "--allow-deviations"]) == 0
     shutil.rmtree(run)
     return tmp_path
 
@@ -207,7 +207,7 @@ def test_a_row_says_what_ran_and_what_came_out(place, trained):
     assert row["steps_per_second"] == pytest.approx(summary["steps_per_second"], rel=1e-5)
     assert row["paper"] is None and row["verdict"] is None
     outside = ledger.outside_protocol(row)
-    assert {text.split()[0] for text in outside} == {*protocol.PROTOCOL} - {"options"}
+    assert {text.split()[0] for text in outside} == {*protocol.PROTOCOL} - {"env_options"}
     others = {text for text in row["deviations"] if text not in outside}
     assert {"num_envs 4 (paper: 128)", "policy_layers 8 (paper: 128 128)"} <= others
     assert settings.from_dict(row["settings"]) == runs.read_config(trained)
@@ -243,7 +243,7 @@ def test_the_page_shows_the_row_and_keeps_the_rest(place):
 
 def test_whatever_is_changed_by_hand_is_found(place):
     kept, file = place / "results" / "probe" / "bandit" / "ippo", place / "results" / ledger.LEDGER
-    assert ledger.mistakes(place / "results") == []
+    assert ledger.find_mistakes(place / "results") == []
     page = place / results_page.PAGE
     page.write_text(page.read_text().replace("| cpu", "| H200").replace("Rows: 1", "Rows: 2"))
     assert results_page.section_of(page.read_text()) != results_page.section(ledger.read())
@@ -256,18 +256,18 @@ def test_whatever_is_changed_by_hand_is_found(place):
         changed["summaries"] = row["summaries"] | {"iqm": row["summaries"]["max"]}
         row[name] = changed.get(name, 7.0 if name == "steps_per_second" else "H200")
         file.write_text(json.dumps(row) + "\n")
-        wrong, *_ = ledger.mistakes(place / "results")
+        wrong, *_ = ledger.find_mistakes(place / "results")
         assert wrong.startswith(f"{ROW}: its ") and name in wrong
         assert main(["publish"]) == 2
     file.write_text(whole)
     summary = (kept / "summary.json").read_text()
     (kept / "summary.json").write_text(summary.replace('"absolute_return": [', '"absolute_return": [5.0, '))
-    assert "its data cannot be used" in ledger.mistakes(place / "results")[0]
+    assert "its data cannot be used" in ledger.find_mistakes(place / "results")[0]
     (kept / "summary.json").unlink()
-    assert "its data cannot be used" in ledger.mistakes(place / "results")[0]
+    assert "its data cannot be used" in ledger.find_mistakes(place / "results")[0]
     (kept / "summary.json").write_text(summary)
     file.write_text("")
-    alone, gone = ledger.mistakes(place / "results")
+    alone, gone = ledger.find_mistakes(place / "results")
     assert alone == f"{kept}: data without a row"
     assert gone.startswith(f"{ROW} ") and gone.endswith("this run was published and its row is gone")
 
@@ -276,12 +276,13 @@ def test_of_this_ledger_no_row_can_vanish_or_change_its_judgement(monkeypatch):
     """As `mistakes` finds it; the data is read once."""
     results, rows = REPOSITORY / "results", ledger.read(REPOSITORY / "results")
     made = {
-        ledger.folder(results, row): {k: v for k, v in row.items() if k not in ledger.STATED} for row in rows
+        ledger.folder(results, row): {k: v for k, v in row.items() if k not in ledger.NOT_DERIVED}
+        for row in rows
     }
-    monkeypatch.setattr(ledger, "make", lambda directory, *_: made[directory])
+    monkeypatch.setattr(ledger, "make_row", lambda directory, *_: made[directory])
     for k, row in enumerate(rows):
         monkeypatch.setattr(ledger, "read", lambda _, k=k: [*rows[:k], *rows[k + 1 :]])
-        assert ledger.mistakes(results) == [
+        assert ledger.find_mistakes(results) == [
             f"{ledger.folder(results, row)}: data without a row",
             f"{ledger.identity(row)}: this run was published and its row is gone",
         ]
@@ -290,7 +291,9 @@ def test_of_this_ledger_no_row_can_vanish_or_change_its_judgement(monkeypatch):
             monkeypatch.setattr(
                 ledger, "read", lambda _, k=k, other=other: [*rows[:k], other, *rows[k + 1 :]]
             )
-            assert len(wrong := ledger.mistakes(results)) == 1 and f"its {name} do not follow" in wrong[0]
+            assert (
+                len(wrong := ledger.find_mistakes(results)) == 1 and f"its {name} do not follow" in wrong[0]
+            )
 
 
 # Rows of this ledger: one with every seed's policy, and one that is too wide to keep more than one of them.
@@ -362,7 +365,7 @@ def test_a_row_without_policies_or_with_damaged_ones_says_so_in_one_line(place, 
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert "its policies do not follow" in ledger.mistakes(place / "results")[0]
+    assert "its policies do not follow" in ledger.find_mistakes(place / "results")[0]
     for argv, damage, said in [
         (["--evaluate"], row, "policies/1/weights.safetensors cannot be read: it is damaged"),
         (["--evaluate"], row | {"policies": {}}, f"{ROW} keeps no policies"),
@@ -387,14 +390,14 @@ def test_a_run_without_checkpoints_is_published_with_the_policies_exported_where
 ):
     run = shutil.copytree(trained, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    where = ["--other-protocol", "--results", str(tmp_path / "results")]
+    where = ["--allow-deviations", "--results", str(tmp_path / "results")]
     assert main(["publish", str(run), *where]) == 2
     assert "keeps no policies: it has neither checkpoints nor policies" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
     assert main(["export", str(trained), "-o", str(run / "policies"), "--every-seed"]) == 0
     assert main(["publish", str(run), *where]) == 0
     (row,) = ledger.read(tmp_path / "results")
-    assert set(row["policies"]) == {"0", "1"} and ledger.mistakes(tmp_path / "results") == []
+    assert set(row["policies"]) == {"0", "1"} and ledger.find_mistakes(tmp_path / "results") == []
     capsys.readouterr()
     shutil.copytree(run / "policies" / "0", run / "policies" / "1", dirs_exist_ok=True)
     assert main(["publish", str(run), *where, "--name", "other"]) == 2
@@ -535,7 +538,7 @@ def test_variants_have_rows_of_their_own_beside_the_same_figure_of_the_paper(tmp
         f"{TASK}:{name}" for name in ("sable", "sable-no-memory", "sable-x=-1")
     ]
     assert len({json.dumps(row["paper"]) for row in rows}) == 1
-    assert ledger.mistakes(tmp_path / "results") == []
+    assert ledger.find_mistakes(tmp_path / "results") == []
     odd = finished(tmp_path, task="mabrax/humanoid_9|8")
     (row,), _ = sable.publish(odd, results=tmp_path / "results", name="mine")
     assert row["row"] == "mabrax/humanoid_9-8:mine" and row["task"] == "mabrax/humanoid_9|8"
@@ -555,7 +558,7 @@ def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
     (halted / "summary.json").write_text(json.dumps(summary | {"absolute_return": [1.0] * 9 + [None]}))
     sums.write(halted)
     few = finished(tmp_path, seeds=(3, 4), task="lbf/2s-10x10-3p-3f")
-    other = finished(tmp_path, total_steps=1000, options=("reward=mean",), task="mpe/simple_spread_3ag")
+    other = finished(tmp_path, total_steps=1000, env_options=("reward=mean",), task="mpe/simple_spread_3ag")
     unknown = finished(tmp_path, task="lbf/2s-10x10-3p-3f")
     meta = json.loads((unknown / "meta.json").read_text())
     (unknown / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key != "source"}))
@@ -565,8 +568,8 @@ def test_what_may_not_be_published_is_refused_in_one_line_and_nothing_changes(
         ([again, "--replace"], "same settings and code; every run counts"),
         ([short, unfinished], "the run has not finished"),
         ([short, halted], "seed 9: its absolute metric is missing"),
-        ([short, few], "not by the paper's protocol: seeds 3 4; with --other-protocol"),
-        ([short, other], "total_steps 1000, options reward=mean"),
+        ([short, few], "not by the paper's protocol: seeds 3 4; with --allow-deviations"),
+        ([short, other], "total_steps 1000, env_options reward=mean"),
         ([short, unknown], "ran code that no commit"),
         ([short, short], "is given twice"),
         (["results/lbf/2s-8x8-2p-2f-coop/sable", "--name", "x"], "it is not as training left it"),
@@ -597,7 +600,7 @@ def test_a_row_gives_way_to_one_of_other_settings_or_code_and_stays(tmp_path, po
     monkeypatch.setattr(provenance, "commit_of", lambda source: "d" * 40)
     sable.publish(third, results=place, replace=True, reason="the pool | was another")
     rows = ledger.read(place)
-    assert [one["mean"] for one in rows] == [0.5, 0.75, 1.0] and ledger.mistakes(place) == []
+    assert [one["mean"] for one in rows] == [0.5, 0.75, 1.0] and ledger.find_mistakes(place) == []
     assert [one["row"].rpartition(":")[2] for one in rows] == ["sable", "sable.2", "sable.1"]
     section = results_page.section(rows)
     assert "`sable.2` | 0.75 [0.75, 0.75] | the pool \\| was another" in section.replace(f"{TASK}:", "")
@@ -609,7 +612,7 @@ def test_a_row_gives_way_to_one_of_other_settings_or_code_and_stays(tmp_path, po
     assert [one.absolute for one in found.series] == [0.5] * 10 and len(found.notes) == 2
     # Published as well as superseded: none goes missing unseen.
     (place / ledger.LEDGER).write_text(ledger.line(rows[0]) + "\n" + ledger.line(rows[2]) + "\n")
-    said = ledger.mistakes(place)
+    said = ledger.find_mistakes(place)
     assert len(said) == 2 and "data without a row" in said[0] and said[1].startswith(f"{TASK}:sable ")
     assert "its row is gone" in said[1]
 
@@ -624,7 +627,7 @@ def test_an_interrupted_replacement_is_made_whole_by_the_next(tmp_path, policies
         sable.publish(second, results=place, replace=True)
     sable.publish(second, results=place, replace=True)
     row, old = ledger.read(place)
-    assert (row["mean"], old["mean"]) == (0.75, before["mean"]) and ledger.mistakes(place) == []
+    assert (row["mean"], old["mean"]) == (0.75, before["mean"]) and ledger.find_mistakes(place) == []
 
 
 def test_rows_are_made_anew_from_their_data(tmp_path, policies):
@@ -632,9 +635,9 @@ def test_rows_are_made_anew_from_their_data(tmp_path, policies):
     (row,), _ = sable.publish(finished(tmp_path), results=place)
     old = {name: row[name] for name in row if name not in ("summaries", "policies", "by_rounding")}
     (place / ledger.LEDGER).write_text(json.dumps(old | {"deviations": [], "verdict": "at or above"}) + "\n")
-    assert "sable publish --remake" in ledger.mistakes(place)[0]
+    assert "sable publish --remake" in ledger.find_mistakes(place)[0]
     assert main(["publish", "--remake", "--results", str(place)]) == 0
-    assert ledger.read(place) == [row] and ledger.mistakes(place) == []
+    assert ledger.read(place) == [row] and ledger.find_mistakes(place) == []
 
 
 def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, policies, monkeypatch):
@@ -645,7 +648,7 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
     monkeypatch.setattr(provenance, "commit_of", {source: "a" * 40, "later": "b" * 40}.get)
     (row,), _ = sable.publish(directory, results=tmp_path / "results")
     assert (row["earlier_commits"], row["commit"]) == (["a" * 40], "b" * 40)
-    assert ledger.mistakes(tmp_path / "results") == []
+    assert ledger.find_mistakes(tmp_path / "results") == []
     assert "command" not in runs.read_meta(tmp_path / "results" / row["data"])["resumed"][0]
 
 
@@ -661,7 +664,7 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
             SableConfig(memory=False),
         ),
         (
-            RunConfig(task="mpe/simple_spread_3ag", system="ippo", options=("reward=mean",)),
+            RunConfig(task="mpe/simple_spread_3ag", system="ippo", env_options=("reward=mean",)),
             ActorCriticConfig(policy_layers=(8, 9), memory=True, policy_learning_rate=1e-7),
         ),
     ],
@@ -749,7 +752,7 @@ def test_a_row_whose_seeds_agree_is_reproduced_to_the_papers_digits(tmp_path):
     assert [one.within for one in found] == [True, False] and found[0].identical == []
     few = reproduce.compare(row, finished(tmp_path, seeds=(3, 4)))
     assert few.within and few.identical == [3, 4] and few.published == {3: 1.0, 4: 1.0}
-    said = reproduce.in_words(row, few)
+    said = reproduce.format_reproduction(row, few)
     assert "the mean of 2 seeds differs from that of the row's 10 by 0 [0, 0], which chance explains" in said
     assert math.isclose(found[1].difference, -0.006)
 

@@ -148,7 +148,7 @@ def test_the_best_variant_is_chosen_task_by_task():
         "sable no memory": {"a": [2.5], "b": [0.0]},
         "mat": {"a": [9.0]},
     }
-    systems = variants.named(scores)
+    systems = variants.group_by_family(scores)
     assert [system.name for system in systems] == ["sable", "sable no memory", "sable (best)", "mat"]
     assert variants.with_best(scores, systems)["sable (best)"] == {"a": [2.5], "b": [1.0]}
     assert variants.contestants(systems) == ["sable (best)", "mat"]
@@ -156,16 +156,17 @@ def test_the_best_variant_is_chosen_task_by_task():
 
 
 def test_what_a_system_computes_in_is_no_other_system():
-    assert [system.family for system in variants.named(["sable compute=bfloat16"])] == ["sable"]
+    assert [system.family for system in variants.group_by_family(["sable compute=bfloat16"])] == ["sable"]
 
 
 def test_a_systems_colour_does_not_depend_on_the_others():
     few, many = (
-        looks.looks(variants.named(names)) for names in (["mat", "x"], ["mat", "sable", "x", "ippo memory"])
+        looks.looks(variants.group_by_family(names))
+        for names in (["mat", "x"], ["mat", "sable", "x", "ippo memory"])
     )
     assert few["mat"] == many["mat"]
     families = [f"system {k}" for k in range(20)]
-    found = looks.looks(variants.named(families))
+    found = looks.looks(variants.group_by_family(families))
     assert len(set(found.values())) == 20
 
 
@@ -215,7 +216,7 @@ def test_systems_are_compared_with_the_papers_on_the_tasks_they_share():
         "mat": {"rware/tiny-2ag": [15.0, 15.0], "rware/tiny-4ag": [20.0, 20.0]},
         "ippo": {"lbf/x": [1.0]},
     }
-    found = beside.together(scores, "rware")
+    found = beside.suite_comparison(scores, "rware")
     assert found and found.tasks == ["rware/tiny-2ag", "rware/tiny-4ag"] and found.ours == ["sable", "mat"]
     low = [paper.figures()["absolute", task, "ippo"].value for task in found.tasks]
     tops = [26.0, paper.figures()["absolute", "rware/tiny-4ag", "sable"].value]
@@ -226,7 +227,7 @@ def test_systems_are_compared_with_the_papers_on_the_tasks_they_share():
     }  # fmt: skip
     for one in found.scores.values():
         assert one.low <= one.value <= one.high
-    assert beside.together(scores, "mpe") is None
+    assert beside.suite_comparison(scores, "mpe") is None
 
 
 def printed():
@@ -242,7 +243,7 @@ def printed():
 
 def test_bold_and_asterisks_are_the_papers_own():
     for (summary, task, system), marks in printed().items():
-        best, overlapping = paper.marked(paper.of_task(task, summary))
+        best, overlapping = paper.mark_best(paper.of_task(task, summary))
         assert (system in best, system in overlapping) == marks, (summary, task, system)
 
 

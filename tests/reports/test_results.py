@@ -174,7 +174,7 @@ def test_systems_of_mava_are_known_and_no_runs_of_ours(tmp_path):
     ours.write_text(json.dumps({"smax": {"2s3z": dict.fromkeys(["sable", "mat"], seeds)}}))
     found = results.read([path, ours])
     assert not found.notes and [one.system for one in found.series[::2]] == [*names.values(), "sable", "mat"]
-    systems = variants.named({one.system for one in found.series})
+    systems = variants.group_by_family({one.system for one in found.series})
     assert [system.name for system in systems][:7] == [
         "sable",
         "sable (mava)",

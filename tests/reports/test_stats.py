@@ -94,7 +94,7 @@ def test_a_single_run_has_no_interval():
 
 def test_normalising_spans_all_systems_and_settles_for_a_half_where_nothing_differs():
     systems = {"x": {"a": [0.0, 5.0], "b": [3.0]}, "y": {"a": [10.0], "b": [3.0], "c": [1.0, 2.0]}}
-    found = stats.normalised(systems)
+    found = stats.normalise(systems)
     assert {task: x.tolist() for task, x in found["x"].items()} == {"a": [0.0, 0.5], "b": [0.5]}
     assert {task: x.tolist() for task, x in found["y"].items()} == {"a": [1.0], "b": [0.5], "c": [0.0, 1.0]}
 
@@ -107,7 +107,7 @@ def test_a_win_needs_an_interval_over_every_other():
         "z": {"a": close + 0.05, "b": close - 5},
     }
     # b: x is better than y on average only; c: there is nobody to win against; d: y has no interval.
-    assert stats.won(systems) == {"x": ["a"], "y": [], "z": []}
+    assert stats.task_wins(systems) == {"x": ["a"], "y": [], "z": []}
 
 
 @pytest.mark.parametrize(

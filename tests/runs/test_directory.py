@@ -320,5 +320,5 @@ def test_a_name_whose_first_start_was_killed_is_free_again(tmp_path):
     directory = runs.place(tmp_path, run, "x")
     directory.mkdir(parents=True)
     (directory / ".config.json.123.tmp").write_text("{")
-    assert runs.plan(tmp_path, run, config, "x") == directory
+    assert runs.create_pending(tmp_path, run, config, "x") == directory
     assert {path.name for path in directory.iterdir()} == {".claim", "config.json"}

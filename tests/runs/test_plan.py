@@ -17,7 +17,7 @@ import sable
 from sable.cli import main as cli
 from sable.errors import SableError
 from sable.runs import fit as sizes
-from sable.runs.dry_run import Rehearsal
+from sable.runs.dry_run import DryRun
 from sable.runs.estimate import temporary_bytes
 from sable.training import device_memory as memory
 
@@ -37,8 +37,8 @@ TINY = {
 TASK = "null/2ag"
 
 
-def rehearsal(**fields) -> Rehearsal:
-    return Rehearsal(sable.make_env(TASK), *sable.configure(TASK, **TINY | fields))
+def dry_run(**fields) -> DryRun:
+    return DryRun(sable.make_env(TASK), *sable.configure(TASK, **TINY | fields))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def device_with(monkeypatch):
 
 def test_parameters_and_updates_are_those_of_the_run(plan):
     run, config = sable.configure(TASK, **TINY)
-    state = rehearsal().start()
+    state = dry_run().start()
     assert plan.parameters == sum(leaf[0].size for leaf in jax.tree.leaves(state.run.learner.params))
     assert (plan.updates, plan.steps_per_update) == (2, config.num_envs * config.rollout_length)
     assert (plan.num_seeds, plan.num_envs, plan.task) == (len(run.seeds), 16, TASK)
@@ -155,7 +155,7 @@ def test_memory_by_part_adds_up_to_what_is_needed(plan):
     assert sum(plan.memory.values()) == plan.needed_bytes
     assert {"parameters", "optimiser", "environments", "memories", "replay", "rollout"} < plan.memory.keys()
     assert all(num_bytes >= 0 for num_bytes in plan.memory.values())
-    state = rehearsal().start()
+    state = dry_run().start()
     assert plan.memory["environments"] == memory.tree_bytes(
         (state.run.rollout_state.env_state, state.run.rollout_state.timestep)
     )
@@ -170,18 +170,18 @@ def test_times_add_up(plan):
 @pytest.mark.slow
 def test_the_largest_run_that_fits_needs_what_was_predicted():
     """The line through two small programs, held against the count of one several times as large."""
-    room, small = 10 * rehearsal().needed, rehearsal(num_envs=2)
-    most = sizes.most_envs(rehearsal(), small, room)
+    room, small = 10 * dry_run().needed, dry_run(num_envs=2)
+    most = sizes.max_envs(dry_run(), small, room)
     assert most is not None and most % 2 == 0
-    assert rehearsal(num_envs=most).needed == pytest.approx(room, rel=0.1)
-    seeds = sizes.most_seeds(rehearsal(), room)
-    assert rehearsal(num_seeds=seeds).needed == pytest.approx(room, rel=0.15)  # it is a whole number
+    assert dry_run(num_envs=most).needed == pytest.approx(room, rel=0.1)
+    seeds = sizes.max_seeds(dry_run(), room)
+    assert dry_run(num_seeds=seeds).needed == pytest.approx(room, rel=0.15)  # it is a whole number
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), [("num_envs", 16), ("num_seeds", 2)])
 def test_what_cannot_fit_is_refused_in_one_line_with_what_does(name, value, device_with, tmp_path, capsys):
-    device_with(int(rehearsal(**{name: value}).needed * 0.8))
+    device_with(int(dry_run(**{name: value}).needed * 0.8))
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if not isinstance(v, tuple)]
     flags += ["--policy-layers=8", "--critic-layers=8", f"--{name.replace('_', '-')}={value}"]
     assert cli.main(["train", TASK, *flags, "--out", str(tmp_path), "--quiet"]) == 2
@@ -198,14 +198,14 @@ def test_what_cannot_fit_is_refused_in_one_line_with_what_does(name, value, devi
 def test_what_its_state_alone_refuses_is_told_what_fits_too(device_with, tmp_path):
     """All that learning needs, many times the state, is not counted then."""
     much = {"num_envs": 512, "rollout_length": 64, "total_steps": 2**16}
-    device_with(int(memory.tree_bytes(rehearsal(**much).state) * 0.9))
+    device_with(int(memory.tree_bytes(dry_run(**much).state) * 0.9))
     with pytest.raises(SableError) as refused:
         sable.train(TASK, **TINY | much, out=tmp_path)
     found = re.search(r"; num_envs=(\d+) would fit", str(refused.value))
     assert found, refused.value
     most = int(found[1])
-    assert rehearsal(**much | {"num_envs": most}).needed <= sizes.room()
-    assert rehearsal(**much | {"num_envs": 2 * most + 2}).needed > sizes.room()
+    assert dry_run(**much | {"num_envs": most}).needed <= sizes.memory_limit()
+    assert dry_run(**much | {"num_envs": 2 * most + 2}).needed > sizes.memory_limit()
 
 
 def test_a_run_that_fits_at_no_size_is_refused_too(device_with, tmp_path):

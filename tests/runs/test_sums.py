@@ -75,7 +75,7 @@ def test_report_publish_and_reproduce_refuse_what_was_altered(run, monkeypatch, 
             reproduce.compare({"seeds": [0, 1], "absolute_return": [1.0, 0.0]}, run)
         assert name in str(error.value) and "\n" not in str(error.value)
         assert name not in ANEW or f"--resume {run}" in str(error.value)
-    assert main(["publish", str(run), "--other-protocol", "--results", str(tmp_path / "results")]) == 2
+    assert main(["publish", str(run), "--allow-deviations", "--results", str(tmp_path / "results")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and name in said, said
     assert not (tmp_path / "results").exists()
@@ -122,7 +122,7 @@ def test_runs_without_sums_are_read_with_one_line(run, tmp_path, monkeypatch, ca
     capsys.readouterr()
     reproduce.compare({"seeds": [0, 1], "absolute_return": [1.0, 0.0]}, again)
     assert capsys.readouterr().err == f"sable: {words}\n"
-    assert main(["publish", str(again), "--other-protocol", "--results", str(tmp_path / "results")]) == 0
+    assert main(["publish", str(again), "--allow-deviations", "--results", str(tmp_path / "results")]) == 0
     assert capsys.readouterr().err == f"sable: {words}\n"
     assert main(["train", "--quiet", "--resume", str(again)]) == 0
     assert capsys.readouterr().err == f"sable: {words}\n"

@@ -19,7 +19,7 @@ from sable.reports import paper
 from sable.runs import directory as runs
 from sable.studies import benchmark
 from sable.studies import grid as studies
-from sable.studies.live_table import Board, Status
+from sable.studies.live_table import BenchmarkTable, Status
 
 SMALL = "num-envs=4:rollout-length=4:policy-layers=[8]:critic-layers=[8]"
 SYSTEMS = [f"ippo:{SMALL}", f"ippo:{SMALL}:clip-eps=0.1"]
@@ -138,7 +138,7 @@ def test_the_state_of_a_cell_is_read_from_its_folder(tmp_path):
 
 
 def test_the_board_tells_a_pipe_what_changed_and_draws_a_table(capsys):
-    board = Board([("a", "rware/tiny-2ag", "sable"), ("b", "rware/tiny-2ag", "mat")])
+    board = BenchmarkTable([("a", "rware/tiny-2ag", "sable"), ("b", "rware/tiny-2ag", "mat")])
     with board:
         board.show("a", Status("running"))
         board.show("a", Status("running", 0.5, 1.0))
@@ -212,7 +212,7 @@ def test_a_killed_benchmark_goes_on_and_neither_loses_nor_repeats_a_cell(grid):
         until(lambda: has_checkpoint(second), process)
         process.kill()  # its worker ends with it, or is killed too
     kill_worker(second)
-    until(lambda: not runs.claimed(second.directory))
+    until(lambda: not runs.is_claimed(second.directory))
     summary = (first.directory / "summary.json").stat()
     before = runs.read_metrics(second.directory)
     kept = [row for row in before if row["env_steps"] < before[-1]["env_steps"]]
@@ -233,7 +233,7 @@ def test_a_failing_cell_is_named_the_others_go_on_and_it_is_tried_again_next_tim
     )
     benchmark.prepare(first)
     (first.directory / "checkpoints" / "0000000001").mkdir(parents=True)  # damaged: it holds nothing
-    assert main(["benchmark", *argv, "--quiet", "--at-once", "2"]) == 1
+    assert main(["benchmark", *argv, "--quiet", "--jobs", "2"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "failed: probe/bandit" in said and "is damaged" in said
     assert second.finished and not first.finished
@@ -267,7 +267,7 @@ def test_how_a_cells_process_ended_is_said(tmp_path, monkeypatch, last, words):
 
 @pytest.mark.slow
 def test_cells_at_once_share_the_machine_are_all_stopped_and_saved_and_go_on(tmp_path):
-    argv = [*arguments(tmp_path, total_steps=400_000, num_evaluations=40), "--at-once", "2"]
+    argv = [*arguments(tmp_path, total_steps=400_000, num_evaluations=40), "--jobs", "2"]
     systems = [*SYSTEMS, f"ippo:{SMALL}:clip-eps=0.3"]
     argv[argv.index("--systems") + 1 : argv.index("--no-video")] = systems
     fields = {"total_steps": 400_000, "num_evaluations": 40} | FIELDS
@@ -284,7 +284,7 @@ def test_cells_at_once_share_the_machine_are_all_stopped_and_saved_and_go_on(tmp
     assert [line.split(": ")[1] for line in out.splitlines()[:2]] == ["running", "running"]
     before = {}
     for cell in (first, second):
-        assert not runs.claimed(cell.directory) and not cell.finished
+        assert not runs.is_claimed(cell.directory) and not cell.finished
         assert "interrupted; go on with" in (cell.directory / benchmark.LOG).read_text()
         before[cell] = runs.read_metrics(cell.directory)
         assert before[cell]
@@ -314,7 +314,7 @@ def test_a_benchmark_killed_at_any_moment_ends_as_one_that_was_not(grid, tmp_pat
             if number % 3:
                 process.kill()
             for cell in cells:
-                if number % 3 != 1 and runs.claimed(cell.directory):
+                if number % 3 != 1 and runs.is_claimed(cell.directory):
                     kill_worker(cell)
             process.kill()
     until(lambda: all(cell.finished for cell in cells))
@@ -327,7 +327,7 @@ def test_a_benchmark_killed_at_any_moment_ends_as_one_that_was_not(grid, tmp_pat
 
 @pytest.mark.slow
 def test_ray_tries_a_lost_cell_again_and_it_goes_on_from_its_checkpoint(tmp_path):
-    argv = [*arguments(tmp_path, total_steps=40_000, num_evaluations=40), "--on", "ray"]
+    argv = [*arguments(tmp_path, total_steps=40_000, num_evaluations=40), "--launcher", "ray"]
     cells = cells_of(argv[:-2])
     with start(argv) as process:
         # 62 updates before the first evaluation; killed between the two, the run would evaluate again

@@ -31,7 +31,7 @@ from sable.errors import SableError
 from sable.reports import read as results
 from sable.runs import circumstances
 from sable.runs import directory as runs
-from sable.studies import trials, tune, tuned
+from sable.studies import study_files, trials, tune
 from sable.studies import worker as batches
 from sable.studies.tune_view import View
 from sable.training import loop
@@ -53,17 +53,19 @@ CONFIG = ActorCriticConfig()
 BUDGET = {"total_steps": 8 * 16, "num_evaluations": 4, "evaluation_episodes": 4, "absolute_episodes": 8}
 
 
-def search(out, *, system="ippo", num_seeds=2, trials=4, points=2, space=None, storage=None, **fields):
+def search(
+    out, *, system="ippo", num_seeds=2, trials=4, parallel_trials=2, space=None, storage=None, **fields
+):
     """A small study, worked on by this process."""
     run, config = sable.configure(TASK, system=system, num_seeds=num_seeds, **BUDGET | GIVEN | fields)
     return tune.tune(
         run,
         config,
         lambda: sable.make_env(TASK),
-        given=GIVEN,
+        fixed=GIVEN,
         space=SPACE if space is None else space,
         trials=trials,
-        points=points,
+        parallel_trials=parallel_trials,
         out=out,
         storage=storage,
         quiet=True,
@@ -159,7 +161,7 @@ def test_of_a_finished_batch_curves_and_summary_are_kept_and_checkpoints_are_not
 
 
 def test_draws_for_one_batch_differ_even_where_the_sampler_has_made_up_its_mind(formula, tmp_path):
-    assert search(tmp_path, trials=24, points=3).finished == 24
+    assert search(tmp_path, trials=24, parallel_trials=3).finished == 24
     rows = table(folder(tmp_path))
     assert {len(numbers) for numbers in points_of(folder(tmp_path)).values()} == {3}
     assert sum(row["state"] == "fail" for row in rows) < 24
@@ -168,7 +170,7 @@ def test_draws_for_one_batch_differ_even_where_the_sampler_has_made_up_its_mind(
 def test_a_finished_study_is_left_as_it_is_and_goes_on_where_more_is_asked(studied, monkeypatch):
     out, outcome = studied
     before = table(outcome.directory)
-    monkeypatch.setattr(loop, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "train_loop", lambda *_, **__: pytest.fail("trained again"))
     assert search(out).best == outcome.best and table(outcome.directory) == before
     with pytest.raises(pytest.fail.Exception):
         search(out, trials=5)
@@ -324,7 +326,9 @@ def test_every_system_is_tuned_over_its_own_space(system, tmp_path):
     given = {name: value for name, value in tiny.items() if name in field_names(SYSTEM_CONFIGS[system])}
     run, config = sable.configure(task, system=system, **BUDGET, **given)
     make_env = partial(sable.make_env, task)
-    outcome = tune.tune(run, config, make_env, given=given, trials=2, points=2, out=tmp_path, quiet=True)
+    outcome = tune.tune(
+        run, config, make_env, fixed=given, trials=2, parallel_trials=2, out=tmp_path, quiet=True
+    )
     assert outcome.finished == 2 and [*map(len, points_of(outcome.directory).values())] == [2]
     recipe = outcome.directory / "recipe.toml"
     trained = sable.train(task, system=system, recipe=recipe, out=tmp_path / "r", quiet=True, **BUDGET)
@@ -362,8 +366,8 @@ def formula(monkeypatch):
         summary = {"seeds": run.seeds, "absolute_return": returns, "halted_seeds": []}
         return loop.Result(directory, summary)
 
-    monkeypatch.setattr(loop, "train", train)
-    monkeypatch.setattr(tuned, "_picture", lambda *_: b"")
+    monkeypatch.setattr(loop, "train_loop", train)
+    monkeypatch.setattr(study_files, "_picture", lambda *_: b"")
     monkeypatch.setattr(circumstances, "describe", dict)
     return done
 
@@ -462,7 +466,7 @@ def test_a_batch_that_ends_while_it_is_looked_at_is_not_taken_over(formula, tmp_
             other.complete(number, 1.0)
         return False
 
-    monkeypatch.setattr(runs, "claimed", claimed)
+    monkeypatch.setattr(runs, "is_claimed", claimed)
     trained = list(formula)
     assert search(tmp_path, trials=2).finished == 2 and formula == trained
     with runs.claim(folder(tmp_path) / "batch-000"):
@@ -478,16 +482,16 @@ def formula_killed_in(out):
 def test_points_below_the_median_are_pruned_and_a_batch_without_any_left_ends(formula, tmp_path):
     """Six good trials, then two that are worse from the start."""
     space = SPACE | {"num_epochs": [2], "policy_learning_rate": [1e-2, 1e-3]}
-    search(tmp_path, trials=6, points=6, space=space)
+    search(tmp_path, trials=6, parallel_trials=6, space=space)
     study = trials.Study(folder(tmp_path), about(space), None, warmup_steps=32)
     worse, other = study.draw(2, space, ["num_epochs"], lambda values: None)
     batch = trials.Batch(folder(tmp_path) / "batch-001", [worse, other])
-    told = batches.Told(study, batch, tune.View("", 8, quiet=True))
+    told = batches.TrialReporter(study, batch, tune.View("", 8, quiet=True))
     assert not told.watch(16, [-9.0, -9.0]), "pruned before the warm-up was over"
     assert not told.watch(32, [-9.0, 9.0]) and study.running() == {other.number}
     assert not told.watch(64, [9.0, math.nan]), "nothing is said of what is not finite"
     assert told.watch(96, [9.0, -9.0]) is False, "the best evaluation of a trial counts"
-    assert [(trial.state, trial.value) for trial in study.tried()][-2] == ("pruned", -9.0)
+    assert [(trial.state, trial.value) for trial in study.records()][-2] == ("pruned", -9.0)
     study.prune(other.number, "enough")
     assert told.watch(128, [9.0, 9.0])
 
@@ -501,14 +505,14 @@ def test_a_batch_whose_points_are_all_pruned_is_trained_no_further(formula, tmp_
 
 
 def test_a_point_with_a_halted_seed_counts_as_pruned_and_never_as_best(formula, tmp_path, monkeypatch):
-    train = loop.train
+    train = loop.train_loop
 
     def halting(*args, **kwargs):
         result = train(*args, **kwargs)
         return replace(result, summary=result.summary | {"halted_seeds": [1001]})
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train", halting)
+        patch.setattr(loop, "train_loop", halting)
         outcome = search(tmp_path, trials=2)
     first, second = table(folder(tmp_path))
     assert (first["state"], second["state"]) == ("pruned", "complete") and "finite" in first["note"]
@@ -517,7 +521,7 @@ def test_a_point_with_a_halted_seed_counts_as_pruned_and_never_as_best(formula, 
     def halted(*_, **__):
         raise loop.Halted("every seed has halted")
 
-    monkeypatch.setattr(loop, "train", halted)
+    monkeypatch.setattr(loop, "train_loop", halted)
     assert search(tmp_path, trials=4).finished == 4
     assert [row["state"] for row in table(folder(tmp_path))][2:] == ["pruned"] * 2
 
@@ -527,9 +531,9 @@ def test_a_batch_the_device_cannot_run_is_given_up_in_one_line(formula, tmp_path
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of\nmemory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train", exhausted)
+        patch.setattr(loop, "train_loop", exhausted)
         said = refusal(tmp_path)
-    assert "RESOURCE_EXHAUSTED: out of memory" in said and "--points" in said
+    assert "RESOURCE_EXHAUSTED: out of memory" in said and "--parallel-trials" in said
     assert search(tmp_path).finished == 4
     assert [row["state"] for row in table(folder(tmp_path))] == ["fail"] * 2 + ["complete"] * 4
 
@@ -549,9 +553,9 @@ def test_values_that_do_not_go_together_are_replaced_and_do_not_count(formula, t
 
 def test_a_batch_is_no_larger_than_there_are_different_points(formula, tmp_path):
     space = {"num_epochs": [1, 2, 3], "clip_eps": [0.1, 0.2]}
-    assert search(tmp_path, space=space, points=5, trials=3).finished == 3
+    assert search(tmp_path, space=space, parallel_trials=5, trials=3).finished == 3
     assert [len(numbers) for numbers in points_of(folder(tmp_path)).values()] == [2, 1]
-    assert search(tmp_path / "b", space={"num_epochs": [1, 2]}, points=5, trials=2).finished == 2
+    assert search(tmp_path / "b", space={"num_epochs": [1, 2]}, parallel_trials=5, trials=2).finished == 2
     assert [len(numbers) for numbers in points_of(folder(tmp_path / "b")).values()] == [1, 1]
 
 
@@ -567,7 +571,7 @@ def test_any_storage_of_optuna_will_do(formula, tmp_path):
 
 def test_a_line_for_every_finished_trial(formula, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tune, "View", lambda title, trials, quiet: View(title, trials, quiet=False))
-    monkeypatch.setattr(tune, "silenced", lambda quiet: contextlib.nullcontext())
+    monkeypatch.setattr(tune, "silence_output", lambda quiet: contextlib.nullcontext())
     search(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[0].startswith("[1/4] trial 0: return ") and "clip_eps=0." in lines[0]
@@ -581,7 +585,7 @@ def test_the_live_table_shows_trials_best_and_batch(formula, tmp_path):
     view = View("delayed", 6, quiet=True)
     console = rich.Console(width=120, record=True, file=io.StringIO())
     console.print(view.table())
-    view.begin(study.batches()[0], 128, study.tried())
+    view.begin(study.batches()[0], 128, study.records())
     view.evaluated(64, [1.5, math.nan])
     console.print(view.table())
     text = console.export_text()
@@ -608,7 +612,7 @@ def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_prog
     assert set(made.free) == space.keys() - SHAPING[system]
 
     def program(which: int) -> str:
-        config = made._configured({name: space[name][which] for name in made.free})
+        config = made._with_values({name: space[name][which] for name in made.free})
         parts = systems.make(system, env.spec, config), run, config
         functions = make_program(env, *parts)
 
@@ -629,7 +633,9 @@ def test_a_field_without_effect_or_given_by_hand_is_not_searched():
 
 
 def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, monkeypatch):
-    assert "trials=0" in refusal(tmp_path, trials=0) and "points='4'" in refusal(tmp_path, points="4")
+    assert "trials=0" in refusal(tmp_path, trials=0) and "parallel_trials='4'" in refusal(
+        tmp_path, parallel_trials="4"
+    )
     assert "did you mean 'clip_eps'" in refusal(tmp_path, space={"clip_ep": [1]})
     assert "expected a list" in refusal(tmp_path, space={"clip_eps": 0.1})
     assert "expected a list" in refusal(tmp_path, space={"policy_layers": [[8], [16]]})

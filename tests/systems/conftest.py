@@ -32,10 +32,10 @@ MODES = {
     "sable-time_limits": SableConfig(**SMALL, **NARROW, bootstrap_time_limits=True),
     "sable-continuous": SableConfig(**SMALL, **WIDTH),
     "sable-continuous-memoryless": SableConfig(**SMALL, **NARROW, memory=False),
-    "sable-bfloat16": SableConfig(**SMALL, **WIDTH, num_blocks=2, compute="bfloat16"),
-    "sable-memoryless-bfloat16": SableConfig(**SMALL, **WIDTH, memory=False, compute="bfloat16"),
-    "sable-natural-bfloat16": SableConfig(**SMALL, **WIDTH, agent_order="natural", compute="bfloat16"),
-    "sable-continuous-bfloat16": SableConfig(**SMALL, **WIDTH, compute="bfloat16"),
+    "sable-bfloat16": SableConfig(**SMALL, **WIDTH, num_blocks=2, compute_dtype="bfloat16"),
+    "sable-memoryless-bfloat16": SableConfig(**SMALL, **WIDTH, memory=False, compute_dtype="bfloat16"),
+    "sable-natural-bfloat16": SableConfig(**SMALL, **WIDTH, agent_order="natural", compute_dtype="bfloat16"),
+    "sable-continuous-bfloat16": SableConfig(**SMALL, **WIDTH, compute_dtype="bfloat16"),
     "mat": MATConfig(**SMALL, **WIDTH, num_blocks=2),
     "mat-per_epoch": MATConfig(**SMALL, **WIDTH, agent_order="per_epoch"),
     "mat-continuous": MATConfig(**SMALL, **WIDTH, rms_norm=True, swiglu=True),
@@ -96,7 +96,7 @@ def play(mode: str) -> Played:
 
     # Episodes last four steps: the second rollout of six starts in the middle of one.
     seeing = system._replace(next_extras=lambda *seen: (system.next_extras(*seen), seen[1]))
-    gather = jax.jit(partial(collect, env, seeing, length=config.rollout_length, pool_size=4))
+    gather = jax.jit(partial(collect, env, seeing, length=config.rollout_length, reset_pool_size=4))
     *keys, first_key, second_key = jax.random.split(jax.random.key(7), 5)
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it
         learner, rollout_state = begin(*keys)
@@ -137,7 +137,7 @@ def rounded_weights(played: Played) -> Tolerance:
     """Return the largest changes of log-probabilities and values in float32 where every weight is off by what
     rounding may do to it, over some draws."""
     exact = importlib.import_module("sable.systems.sable").make_policy(
-        played.spec, replace(played.config, compute="float32")
+        played.spec, replace(played.config, compute_dtype="float32")
     )
     given = exact.prepare(played.rollout.steps), played.rollout.start_memory, played.learner.order
     flat, restore = ravel_pytree(played.learner.params)

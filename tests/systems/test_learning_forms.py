@@ -62,7 +62,7 @@ def test_learning_rates_fall_linearly_to_zero_over_the_horizon():
 @pytest.mark.xdist_group("sable")
 def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     played = play("sable")
-    policy = sable_system.make_policy(played.spec, replace(played.config, compute="bfloat16"))
+    policy = sable_system.make_policy(played.spec, replace(played.config, compute_dtype="bfloat16"))
     given = played.rollout.start_memory, played.learner.order, jax.random.key(0)
 
     def score(policy):
@@ -74,7 +74,7 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_float32_parameters():
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
         assert a.dtype == b.dtype == np.float32
         assert 0 < np.abs(a - b).max() < 0.05 * (1 + np.abs(b).max())
-    system = ppo.make(policy, replace(played.config, compute="bfloat16"), played.spec)
+    system = ppo.make(policy, replace(played.config, compute_dtype="bfloat16"), played.spec)
     learner, metrics = jax.jit(system.learn)(played.learner, played.rollout, jax.random.key(1))
     assert tree.all_finite((learner.params, metrics))
     assert {x.dtype for x in jax.tree.leaves(learner.params)} == {np.dtype("float32")}
@@ -99,7 +99,7 @@ def test_bfloat16_is_as_near_by_the_kernels_as_by_the_layers(monkeypatch):
         return jax.tree.leaves(jax.jit(lambda *given: policy.evaluate_actions(*given))(params, steps, *given))
 
     truth = answers(exact, by_kernels=False)
-    rounded = sable_system.make_policy(played.spec, replace(config, compute="bfloat16"))
+    rounded = sable_system.make_policy(played.spec, replace(config, compute_dtype="bfloat16"))
     errors = [
         [np.abs(a - b).mean() for a, b in zip(answers(rounded, by_kernels), truth, strict=True)]
         for by_kernels in (True, False)

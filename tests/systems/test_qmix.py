@@ -303,7 +303,7 @@ def test_memory_while_acting_is_that_of_the_sequence_across_episodes():
     def play(key):
         learner = system.init(key, system.hyper)
         rollout_state = init_rollout_state(env, system, key, 3)
-        _, rollout, _ = collect(env, system, learner, rollout_state, key, length=7, pool_size=3)
+        _, rollout, _ = collect(env, system, learner, rollout_state, key, length=7, reset_pool_size=3)
         return learner.params, rollout
 
     with jax.numpy_rank_promotion("allow"):  # environments are not ours to hold to it

@@ -129,7 +129,7 @@ def runs(directory):
         (place := directory / name).mkdir(exist_ok=True)
         resume = (place / checkpoint.FOLDER).exists()
         with interrupting(stop_after):
-            return loop.train(*parts[num], place, resume=resume, quiet=True)
+            return loop.train_loop(*parts[num], place, resume=resume, quiet=True)
 
     train(8, "8 8", stop_after=1)
     shutil.copytree(directory / "8 8", directory / "8 1 8")

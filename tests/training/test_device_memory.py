@@ -93,6 +93,6 @@ def test_an_allocation_that_fails_is_one_line(kind):
 
 
 def test_a_plan_that_runs_out_of_memory_says_so_in_one_line(monkeypatch):
-    monkeypatch.setattr(plan, "Rehearsal", lambda *_: ERRORS["numpy"]())
+    monkeypatch.setattr(plan, "DryRun", lambda *_: ERRORS["numpy"]())
     with pytest.raises(SableError, match="ran out of memory"):
         sable.plan("probe/bandit")

@@ -21,7 +21,7 @@ TINY = "--system ippo --num-envs 4 --rollout-length 4 --num-epochs 1 --num-minib
 TINY += " --policy-layers 8 --critic-layers 8 --evaluation-episodes 2 --absolute-episodes 2 --name mine"
 LONG = f"{TINY} --total-steps 1e8 --num-evaluations 2"
 JAX = f"probe/bandit {LONG}"
-PYTHON = f"pettingzoo:parallel_envs:delayed {LONG} --options workers=2"
+PYTHON = f"pettingzoo:parallel_envs:delayed {LONG} --env-options workers=2"
 
 DRIVER = """
 import os, sys, time
@@ -163,7 +163,7 @@ def test_a_run_whose_environment_hangs_saves_and_ends_within_ten_seconds(
     tmp_path, fails_at, number, how, schedule
 ):
     """At its first step, in an update, or in an evaluation, whose environments take more steps."""
-    options = f"--options workers=2 fails_at={fails_at} how={how} {schedule}"
+    options = f"--env-options workers=2 fails_at={fails_at} how={how} {schedule}"
     life = Life(tmp_path, f"train pettingzoo:parallel_envs:delayed {LONG} {options} --out {tmp_path} --quiet")
     life.until(lambda: life.lines("phase training"))
 
@@ -189,7 +189,7 @@ def test_a_run_whose_environment_hangs_saves_and_ends_within_ten_seconds(
 
 @pytest.mark.slow
 def test_a_run_whose_environment_hangs_longer_than_the_time_out_ends_and_can_go_on(tmp_path):
-    options = "--options workers=2 fails_at=60 how=hang --env-timeout 15"
+    options = "--env-options workers=2 fails_at=60 how=hang --env-timeout 15"
     life = Life(tmp_path, f"train pettingzoo:parallel_envs:delayed {LONG} {options} --out {tmp_path} --quiet")
     code, err = life.ends(120)
     run = run_in(tmp_path)

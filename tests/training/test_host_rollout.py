@@ -92,7 +92,9 @@ def run_of(here, task, system, name="mine"):
 @pytest.mark.slow
 def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
     """With agents that leave, masks, two seeds, and more episodes than are played side by side."""
-    argv = f"train pettingzoo:parallel_envs:leaving --options time_limit=9 --system ippo {SMALL} --name mine"
+    argv = (
+        f"train pettingzoo:parallel_envs:leaving --env-options time_limit=9 --system ippo {SMALL} --name mine"
+    )
     assert (
         main([*argv.split(), *["--seeds", "0", "1", "--total-steps", "128", "--absolute-episodes", "20"]])
         == 0
@@ -112,7 +114,7 @@ def test_a_run_from_the_command_line_resumes_and_is_evaluated(here, capsys):
 
 @pytest.mark.slow
 def test_a_failing_environment_ends_training_in_one_line(here, capsys):
-    argv = f"train {DELAYED} --options fails_at=40 workers=2 --system ippo {SMALL} --name mine"
+    argv = f"train {DELAYED} --env-options fails_at=40 workers=2 --system ippo {SMALL} --name mine"
     assert main([*argv.split(), *["--total-steps", "6400", "--absolute-episodes", "8"]]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "ValueError: the motor is stuck (parallel_envs.py, line" in err
@@ -155,7 +157,7 @@ def children(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process_and_goes_on(here, number):
-    flags = f"{DELAYED} --options workers=2 --system ippo --total-steps 9e6 --name mine --num-envs 8"
+    flags = f"{DELAYED} --env-options workers=2 --system ippo --total-steps 9e6 --name mine --num-envs 8"
     process = started(here, *flags.split(), *["--rollout-length", "8", "--num-evaluations", "9999"])
     run = run_of(here, "parallel_envs-delayed", "ippo")
     deadline = time.monotonic() + 240

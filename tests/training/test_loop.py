@@ -56,7 +56,7 @@ def parts():
 def whole(parts, tmp_path_factory):
     """A run trained from end to end."""
     directory = tmp_path_factory.mktemp("whole")
-    return loop.train(*parts, directory, quiet=True)
+    return loop.train_loop(*parts, directory, quiet=True)
 
 
 def saved(directory: Path, parts):
@@ -90,10 +90,10 @@ def stop_and_resume(parts, directory, monkeypatch, stop_after):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Logger", Interrupting)
         patch.setattr(loop, "SECONDS_PER_CALL", 0.0)
-        stopped = loop.train(*parts, directory, quiet=True)
+        stopped = loop.train_loop(*parts, directory, quiet=True)
     assert stopped.interrupted == signal.SIGTERM
     assert int(saved(directory, parts).run.num_updates[0]) == stop_after
-    return loop.train(*parts, directory, resume=True, quiet=True)
+    return loop.train_loop(*parts, directory, resume=True, quiet=True)
 
 
 def assert_same_runs(a, b, parts):
@@ -123,10 +123,10 @@ def test_a_large_state_is_saved_only_as_often_as_time_allows(whole, parts, tmp_p
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
         patch.setattr(loop, "SMALL_STATE", 0)
         patch.setattr(checkpoint, "commit", commit)
-        loop.train(*parts, tmp_path, quiet=True)
+        loop.train_loop(*parts, tmp_path, quiet=True)
     assert steps == [2, 8 + 4]  # updates and evaluations: before the first evaluation, and at the end
     assert len(timeless(tmp_path)) == 4 * len(RUN.seeds)
-    assert_same_runs(loop.train(*parts, tmp_path, resume=True, quiet=True), whole, parts)
+    assert_same_runs(loop.train_loop(*parts, tmp_path, resume=True, quiet=True), whole, parts)
 
 
 TINY = {"num_envs": 4, "rollout_length": 4, "num_epochs": 1, "num_updates_per_rollout": 2, "batch_size": 8}
@@ -150,7 +150,7 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     directories = [tmp_path / name for name in ("whole", "stopped")]
     for directory in directories:
         directory.mkdir()
-    whole = loop.train(*parts, directories[0], quiet=True)
+    whole = loop.train_loop(*parts, directories[0], quiet=True)
     assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 5), whole, parts)
     assert whole.summary["system"] == system and len(whole.summary["absolute_return"]) == 2
     played = best.evaluate_best(*parts, whole.directory, episodes=8)
@@ -171,14 +171,14 @@ def test_a_deterministic_run_resumes_exactly_on_any_device(width, tmp_path, monk
     directories = tmp_path / "whole", tmp_path / "stopped"
     for directory in directories:
         directory.mkdir()
-    whole = loop.train(*parts, directories[0], quiet=True)
+    whole = loop.train_loop(*parts, directories[0], quiet=True)
     assert_same_runs(stop_and_resume(parts, directories[1], monkeypatch, 3), whole, parts)
 
 
 def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     """Also when the work is cut into other units."""
     monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
-    again = loop.train(*parts, tmp_path, quiet=True)
+    again = loop.train_loop(*parts, tmp_path, quiet=True)
     assert_same_runs(again, whole, parts)
 
 
@@ -188,7 +188,7 @@ def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
     env, system, _, config = parts
     still = systems.make("sable", env.spec, replace(config, learning_rate=0.0)).hyper
     hypers = jax.tree.map(lambda *leaves: jnp.stack(leaves), still, system.hyper)
-    loop.train(*parts, tmp_path, quiet=True, hypers=hypers)
+    loop.train_loop(*parts, tmp_path, quiet=True, hypers=hypers)
     learnt, expected = (saved(d, parts).run.learner for d in (tmp_path, whole.directory))
     np.testing.assert_array_equal(learnt.hyper.learning_rate, np.float32([0, 1e-3]))
     begin = programs.map_seeds(programs.make_program(*parts).start)
@@ -207,10 +207,12 @@ def test_whoever_watches_sees_every_evaluation_and_may_end_the_run(whole, parts,
         seen.append((steps, returns))
         return steps == 64
 
-    assert loop.train(*parts, tmp_path, quiet=True, on_evaluation=watch).summary == {}
+    assert loop.train_loop(*parts, tmp_path, quiet=True, on_evaluation=watch).summary == {}
     rows = read_rows(whole.directory / "metrics.jsonl")
     assert seen == [(s, [r["evaluation/return"] for r in rows if r["env_steps"] == s]) for s in (32, 64)]
-    loop.train(*parts, tmp_path, quiet=True, resume=True, on_evaluation=lambda *now: bool(seen.append(now)))
+    loop.train_loop(
+        *parts, tmp_path, quiet=True, resume=True, on_evaluation=lambda *now: bool(seen.append(now))
+    )
     assert [steps for steps, _ in seen] == [32, 64, 64, 96, 128], "what was not saved is seen again"
 
 
@@ -297,7 +299,7 @@ def test_a_run_whose_seeds_have_all_halted_says_so_and_leaves_only_good_checkpoi
     _, system, run, config = parts
     run = replace(run, total_steps=40 * 16, num_evaluations=20)
     with pytest.raises(SableError, match="every seed has halted"):
-        loop.train(TREACHEROUS, system, run, config, tmp_path)
+        loop.train_loop(TREACHEROUS, system, run, config, tmp_path)
     said = capsys.readouterr().out
     assert "seed 3 halted" in said and "seed 5 halted" in said
     assert tree.all_finite(saved(tmp_path, parts).run)

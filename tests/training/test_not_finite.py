@@ -114,7 +114,7 @@ def test_a_loss_gradient_or_parameter_that_is_not_finite_halts_its_seed_alone(sy
             hyper = replace(hyper, **{name: spoilt})
         lanes.append(hyper)
     hypers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *lanes)
-    result = loop.train(*made, tmp_path, hypers=hypers)
+    result = loop.train_loop(*made, tmp_path, hypers=hypers)
     said = capsys.readouterr().out
     assert result.summary["halted_seeds"] == [0, 1, 2]
     for seed in SEEDS:
@@ -156,4 +156,4 @@ def test_a_mask_without_a_legal_action_ends_the_run_with_the_step_named(tmp_path
     config = replace(config, rollout_length=3)
     words = "probe/x: an agent has no legal action at time step 0 of update 2, seed 0"
     with pytest.raises(SableError, match=words):
-        loop.train(env, system, run, config, tmp_path, quiet=True)
+        loop.train_loop(env, system, run, config, tmp_path, quiet=True)

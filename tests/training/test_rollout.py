@@ -31,7 +31,7 @@ def opened(rounds=0, seed=0):
     system = systems.make("ippo", env.spec, ActorCriticConfig())
     learner = system.init(key, system.hyper)
     rollout_state = init_rollout_state(env, system, key, NUM_ENVS)
-    gather = jax.jit(partial(collect, env, system, length=LENGTH, pool_size=rounds * NUM_ENVS))
+    gather = jax.jit(partial(collect, env, system, length=LENGTH, reset_pool_size=rounds * NUM_ENVS))
     steps = gather(learner, rollout_state, jax.random.key(seed))[1].steps
     return np.asarray(steps.observation.view[:, :, 0, 0])[np.asarray(steps.first)]
 
@@ -76,7 +76,7 @@ def test_one_episode_in_twenty_at_most_repeats_a_start(task):
     system = systems.make("ippo", env.spec, config)
     learner = system.init(key, system.hyper)
     rollout_state = init_rollout_state(env, system, key, num_envs)
-    gather = jax.jit(partial(collect, env, system, length=length, pool_size=0))
+    gather = jax.jit(partial(collect, env, system, length=length, reset_pool_size=0))
     rollout_state, *_ = gather(learner, rollout_state, key)
     _, rollout, _ = gather(learner, rollout_state, jax.random.key(1))
     rounds = resets_per_env(num_envs, length, 0, env.spec.time_limit)

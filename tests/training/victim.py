@@ -113,11 +113,11 @@ def train(directory: Path, name: str, num_evaluations: int, behind: float = 0) -
             if behind:
                 note(directory, "finished")
 
-    def film(*args, real=running.leave_film, **fields):
+    def film(*args, real=running.write_video, **fields):
         note(directory, "video")
         real(*args, **fields)
 
-    loop.Logger, running.leave_film = Diary, film
+    loop.Logger, running.write_video = Diary, film
     if behind:
         write_behind(diary_of(directory), behind)
     if directory.exists():

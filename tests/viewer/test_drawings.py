@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from sable.viewer import attribution, record
-from sable.viewer import video as film
+from sable.viewer import attribution, record, video
 from sable.viewer.drawings import choose as drawings
 from sable.viewer.explain import explain
-from sable.viewer.page import Shown, page
+from sable.viewer.page import EpisodeView, page
 
 TINY = {"policy_layers": (8,), "critic_layers": (8,)}
 
@@ -28,9 +27,9 @@ def check(episode, scene) -> None:
     assert (places >= 0).all() and (places <= (scene.width, scene.height)).all()
     assert any(frame != scene.frames[0] for frame in scene.frames)
     assert scene.legend and all(shapes for shapes, _ in scene.legend)
-    take = film.Take(scene, "title", [""] * len(scene.frames))
-    first = np.asarray(next(film.frames([take])))
-    assert first.shape[1] == film.WIDTH and len(np.unique(first.reshape(-1, 3), axis=0)) > 5
+    take = video.Clip(scene, "title", [""] * len(scene.frames))
+    first = np.asarray(next(video.frames([take])))
+    assert first.shape[1] == video.WIDTH and len(np.unique(first.reshape(-1, 3), axis=0)) > 5
 
 
 @pytest.mark.slow
@@ -102,7 +101,7 @@ def test_a_page_of_a_long_episode_stays_small(untrained):
     recording = record.record(env, team.system, team.params, record.episode_key(team.run, 0, 0), 1, team.run)
     assert recording.lengths.tolist() == [500]
     episode = record.episode(recording, 0)
-    shown = [Shown(episode, drawings.draw(team.run.task, env, episode), 0)]
+    shown = [EpisodeView(episode, drawings.draw(team.run.task, env, episode), 0)]
     found = explain(team, recording)
     layers = attribution.layers(found.retention, 0, 500)
     assert len(layers) == 3 * 3

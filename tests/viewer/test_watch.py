@@ -21,8 +21,7 @@ from sable.nets.embeddings import next_token, start_token
 from sable.nets.sable import Sable, initial_memory
 from sable.runs import open_run as running
 from sable.training.evaluate import evaluate_policy
-from sable.viewer import attribution, record, scene, show
-from sable.viewer import video as film
+from sable.viewer import attribution, record, scene, show, video
 from sable.viewer.explain import explain
 from sable.viewer.page import content_of
 
@@ -54,7 +53,7 @@ def recording(team, env):
 
 def test_training_ends_with_a_film_of_the_first_seed(run):
     with Image.open(run.directory / "video.gif") as film_left:
-        assert film_left.n_frames == 5 and film_left.info["comment"] == film.MARK
+        assert film_left.n_frames == 5 and film_left.info["comment"] == video.MARK
     assert (run.directory / "summary.json").exists()
 
 
@@ -63,7 +62,7 @@ def test_a_film_that_cannot_be_drawn_is_one_line_and_no_failure(run, env, tmp_pa
     (directory / "video.gif").unlink()
     shutil.rmtree(directory / "checkpoints")
     config = sable.load(run.directory).run
-    running.leave_film(directory, env, config, quiet=False)
+    running.write_video(directory, env, config, quiet=False)
     said = capsys.readouterr().err
     assert said.startswith("sable: no video.gif: ") and said.count("\n") == 1
     assert not (directory / "video.gif").exists()
@@ -148,7 +147,7 @@ def acted_outputs(team, recording, index) -> dict:
         capture = attribution.Capture()
         with nn.intercept_methods(capture):
             result = net.apply(team.params, *args, method=method)
-        for path, found in capture.found.items():
+        for path, found in capture.outputs.items():
             *_, block, name = path.split("/")
             key = (attribution.KINDS[name], int(block[-1]) + 1)
             outputs.setdefault(key, []).append(np.asarray(found[-1]))
@@ -221,7 +220,7 @@ def test_the_command_writes_films_and_a_page_and_says_so(run, tmp_path, capsys):
     assert [path.name for path in paths] == ["replay.gif", "replay.mp4", "replay.html"]
     assert sorted(path.name for path in (tmp_path / "w").iterdir()) == sorted(path.name for path in paths)
     with Image.open(paths[0]) as gif:
-        assert gif.n_frames == 5 * 5 and gif.width == film.WIDTH
+        assert gif.n_frames == 5 * 5 and gif.width == video.WIDTH
     frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(paths[1]))
     assert frames >= 25 and 5 < seconds < 60
     data = content_of(paths[2].read_text())

@@ -38,8 +38,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="show this and exit")
 
     def add_count(self, flag: str, help: str) -> None:
-        """A flag that takes a whole number."""
-        self.add_argument(flag, type=reader(int), metavar="INT", help=help)
+        """Add a flag that takes a whole number."""
+        self.add_argument(flag, type=value_parser(int), metavar="INT", help=help)
 
     def error(self, message: str) -> tp.NoReturn:
         message = message.removeprefix("argument ").replace(
@@ -51,48 +51,50 @@ class Parser(argparse.ArgumentParser):
 def parse(
     parser: Parser, argv: Argv, help: Callable[[dict[str, tp.Any]], str] | None = None
 ) -> dict[str, tp.Any]:
-    """The flags and arguments that were given, by name; an unknown flag is refused with the nearest known."""
+    """Return the flags and arguments that were given, by name; an unknown flag is refused with the nearest
+    known."""
     if "-h" in argv or "--help" in argv:
         for action in parser._actions:  # somebody who asks for help may leave out what is required
             action.required = False
-    known, unknown = parser.parse_known_args(tidied(argv))
+    known, unknown = parser.parse_known_args(normalise_argv(argv))
     flags = [flag for action in parser._actions for flag in action.option_strings]
     for argument in sorted(unknown, key=lambda argument: not argument.startswith("-")):
         flag = argument.partition("=")[0]
         if flag.startswith("-"):
             raise SableError(f"unknown flag {flag}{renamed.near(flag, flags)} (see {parser.prog} --help)")
         raise SableError(f"unexpected argument {argument!r} (see {parser.prog} --help)")
-    given = vars(known)
-    if given.pop("help", False):
-        raise Help(parser.format_help() if help is None else help(given))
-    return given
+    args = vars(known)
+    if args.pop("help", False):
+        raise Help(parser.format_help() if help is None else help(args))
+    return args
 
 
-def tidied(argv: Argv) -> Argv:
-    """`argv` with --num_envs as --num-envs, and -1e-3 tied to its flag: argparse takes it for a flag."""
-    tidied: Argv = []
+def normalise_argv(argv: Argv) -> Argv:
+    """Return `argv` with --num_envs as --num-envs, and -1e-3 tied to its flag: argparse takes it for a
+    flag."""
+    normalise_argv: Argv = []
     for argument in argv:
         flag, equals, value = argument.partition("=")
         if flag.startswith("--"):
-            tidied.append(flag.replace("_", "-") + equals + value)
+            normalise_argv.append(flag.replace("_", "-") + equals + value)
         elif (
-            tidied
-            and tidied[-1].startswith("--")
+            normalise_argv
+            and normalise_argv[-1].startswith("--")
             and re.fullmatch(r"-[0-9.]+e[+-]?[0-9]+", argument, re.IGNORECASE)
         ):
-            tidied[-1] += f"={argument}"
+            normalise_argv[-1] += f"={argument}"
         else:
-            tidied.append(argument)
-    return tidied
+            normalise_argv.append(argument)
+    return normalise_argv
 
 
 def add_flags(parser: Parser, cls: type, defaults: dict[str, tp.Any], leave_out: Sequence[str]) -> None:
-    """A flag for every field that a configuration class declares."""
+    """Add a flag for every field that a configuration class declares."""
     group = parser.add_argument_group((cls.__doc__ or "").partition(".")[0])
     helps = _field_helps(cls)
     for field in dataclasses.fields(cls):
         if field.name in helps and field.name not in leave_out:
-            default = _shown(defaults.get(field.name, field.default))
+            default = _format_default(defaults.get(field.name, field.default))
             _add_flag(group, field, f"{helps[field.name]} (default: {default})".replace("%", "%%"))
 
 
@@ -102,9 +104,9 @@ def _add_flag(group: tp.Any, field: dataclasses.Field, text: str) -> None:
         group.add_argument(flag, action=_Switch, help=text)
     elif tp.get_origin(kind) is tuple:
         item = tp.get_args(kind)[0]
-        group.add_argument(flag, nargs="+", type=reader(item), metavar=_metavar(item), help=text)
+        group.add_argument(flag, nargs="+", type=value_parser(item), metavar=_metavar(item), help=text)
     else:
-        group.add_argument(flag, type=reader(kind), metavar=_metavar(kind), help=text)
+        group.add_argument(flag, type=value_parser(kind), metavar=_metavar(kind), help=text)
 
 
 class _Switch(argparse.BooleanOptionalAction):
@@ -115,8 +117,9 @@ class _Switch(argparse.BooleanOptionalAction):
         self.help = help
 
 
-def reader(kind: tp.Any) -> Callable[[str], tp.Any]:
-    """From text to `kind`; text that is none stays, so that the configuration's own check can name it."""
+def value_parser(kind: tp.Any) -> Callable[[str], tp.Any]:
+    """Return a function from text to `kind`; text that is none stays, so that the configuration's own check
+    can name it."""
 
     def read(text: str) -> tp.Any:
         try:
@@ -129,20 +132,20 @@ def reader(kind: tp.Any) -> Callable[[str], tp.Any]:
 
 
 def _whole(text: str) -> tp.Any:
-    """A whole number written like 2e7, or else the text."""
+    """Return a whole number written like 2e7, or else the text."""
     try:
         return int(float(text)) if float(text).is_integer() else text
     except (ValueError, OverflowError):
         return text
 
 
-def own_classes(cls: type) -> list[type]:
-    """`cls` and the configuration classes it extends, the most general first."""
+def config_bases(cls: type) -> list[type]:
+    """Return `cls` and the configuration classes it extends, the most general first."""
     return [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
 
 
 def _field_helps(cls: type) -> dict[str, str]:
-    """The docstring below each field that `cls` itself declares."""
+    """Return the docstring below each field that `cls` itself declares."""
     body = tp.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
     return {
         ast.unparse(field.target): ast.literal_eval(text.value)
@@ -157,7 +160,7 @@ def _metavar(kind: tp.Any) -> str:
     return {int: "INT", float: "FLOAT", str: "TEXT"}[kind]
 
 
-def _shown(value: tp.Any) -> str:
+def _format_default(value: tp.Any) -> str:
     if isinstance(value, (tuple, list, range)):
         return " ".join(map(str, value)) or "none"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ if tp.TYPE_CHECKING:
     from sable.envs import Task
 
 
-def tasks_as_json(tasks: "list[Task]") -> str:
+def format_tasks_json(tasks: "list[Task]") -> str:
     columns = (
         "id",
         "suite",
@@ -23,8 +23,8 @@ def tasks_as_json(tasks: "list[Task]") -> str:
     return json.dumps([{column: getattr(task, column) for column in columns} for task in tasks], indent=2)
 
 
-def tasks_as_table(tasks: "list[Task]") -> str:
-    """One block of lines per suite, columns aligned over all of them."""
+def format_tasks(tasks: "list[Task]") -> str:
+    """Return one block of lines per suite, columns aligned over all of them."""
     width = max(len(task.id) for task in tasks)
     lines = [_row(width, "task", "agents", "view", "actions", "time limit")]
     for suite in dict.fromkeys(task.suite for task in tasks):
@@ -39,32 +39,32 @@ def _row(width: int, task: str, *sizes: tp.Any) -> str:
     return f"{task:{width}}" + "".join(f"  {size:>10}" for size in sizes)
 
 
-def results(found: dict[str, tp.Any]) -> str:
-    """One aligned line per entry."""
-    width = max(map(len, found), default=0)
-    return "\n".join(f"{name:{width}}  {in_words(value)}" for name, value in found.items())
+def format_results(entries: dict[str, tp.Any]) -> str:
+    """Return one aligned line per entry."""
+    width = max(map(len, entries), default=0)
+    return "\n".join(f"{name:{width}}  {format_value(value)}" for name, value in entries.items())
 
 
-def in_words(value: tp.Any) -> str:
+def format_value(value: tp.Any) -> str:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return " ".join(map(in_words, value))
+        return " ".join(map(format_value, value))
     if isinstance(value, dict):
-        return ", ".join(f"{name} {in_words(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {format_value(item)}" for name, item in value.items())
     return (
         f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     )
 
 
-def published(row: dict[str, tp.Any]) -> str:
-    """A row's numbers in few words."""
+def format_row(row: dict[str, tp.Any]) -> str:
+    """Return a row's numbers in few words."""
     from sable.reports.ledger import older_meaning, outside_protocol
 
     paper, outside = row["paper"], outside_protocol(row)
     others = len(row["deviations"]) - len(outside)
-    parts = [with_interval(row["mean"], row["interval"])]
-    parts += [f"paper {with_interval(paper['mean'], paper['interval'])}"] if paper else []
+    parts = [format_interval(row["mean"], row["interval"])]
+    parts += [f"paper {format_interval(paper['mean'], paper['interval'])}"] if paper else []
     parts += [row["verdict"] + ", by rounding" * bool(row.get("by_rounding"))] if row["verdict"] else []
     parts += ["not the protocol"] if outside else []
     parts += [f"{others} setting{'s' * (others > 1)} not the paper's"] if others else []
@@ -73,5 +73,5 @@ def published(row: dict[str, tp.Any]) -> str:
     return "  ".join([*parts, f"{row['device_minutes']:.3g} min on {row['device']}"])
 
 
-def with_interval(mean: float, interval: Sequence[float] | None) -> str:
+def format_interval(mean: float, interval: Sequence[float] | None) -> str:
     return f"{mean:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else f"{mean:.4g}"

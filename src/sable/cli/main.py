@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sable
-from sable.cli import formatting as printed
-from sable.cli.flags import Argv, Help, Parser, parse, reader
+from sable.cli import formatting
+from sable.cli.flags import Argv, Help, Parser, parse, value_parser
 from sable.cli.parsers import add_trust, benchmark_parser, plan_parser, system_of, train_parser, tune_parser
-from sable.config.checks import shown
+from sable.config.checks import short_repr
 from sable.errors import SableError, suggest
 from sable.installation import DISTRIBUTION, VERSION
 
@@ -52,9 +52,9 @@ curve.png, video.gif and summary.json."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the command `argv`."""
+    """Run the command `argv`, and return its exit code."""
     if argv is None:  # else somebody else's process
-        _be_a_process()
+        _install_signal_handlers()
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name, or a sign of ours, may not be in its encoding
@@ -64,20 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         _flush()
         return code
     except SableError as error:
-        return _fail(str(error))
+        return _print_error(str(error))
     except UnicodeError as error:
-        text = shown(getattr(error, "object", str(error)))
-        return _fail(f"{text} is no text here: use names in UTF-8, or set PYTHONUTF8=1")
+        text = short_repr(getattr(error, "object", str(error)))
+        return _print_error(f"{text} is no text here: use names in UTF-8, or set PYTHONUTF8=1")
     except MemoryError as error:
-        return _fail(f"this machine has no more memory to give: {error or 'take less of something'}")
+        return _print_error(f"this machine has no more memory to give: {error or 'take less of something'}")
     except KeyboardInterrupt:
-        return _fail("interrupted", code=130)
+        return _print_error("interrupted", code=130)
     except BrokenPipeError:  # whoever read our output has gone, as in `sable list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
-def _be_a_process() -> None:
+def _install_signal_handlers() -> None:
     """Take signals as a command does: Ctrl-C ends it in one line, and what asks for a save may come too early
     or too late for one."""
     from sable.parent import end_with_caller
@@ -120,13 +120,11 @@ def _dispatch(argv: Argv) -> int:
 
 
 def _train(argv: Argv) -> int:
-    given = parse(train_parser(system_of(argv)), argv, help=_train_help)
-    if given.get("task") in ("true", "false", "True", "False"):
-        raise SableError(
-            f"{given['task']!r} is not a task; switches are written like --memory or --no-memory"
-        )
-    quiet, requeue = bool(given.get("quiet")), bool(given.get("requeue"))
-    return _report_training(sable.train(given.pop("task", None), **given), quiet, requeue)
+    args = parse(train_parser(system_of(argv)), argv, help=_train_help)
+    if args.get("task") in ("true", "false", "True", "False"):
+        raise SableError(f"{args['task']!r} is not a task; switches are written like --memory or --no-memory")
+    quiet, requeue = bool(args.get("quiet")), bool(args.get("requeue"))
+    return _report_training(sable.train(args.pop("task", None), **args), quiet, requeue)
 
 
 def _report_training(result: "Result", quiet: bool, requeue: bool) -> int:
@@ -138,7 +136,7 @@ def _report_training(result: "Result", quiet: bool, requeue: bool) -> int:
         hint = f"go on with: sable train {how_to_resume(result.directory)}"
         return _interrupted(result.interrupted, hint, requeue, speaks=is_main_process())
     if is_main_process() and not quiet:
-        print(f"{printed.results(result.summary)}\n{result.directory}")
+        print(f"{formatting.format_results(result.summary)}\n{result.directory}")
     return 0
 
 
@@ -157,15 +155,15 @@ def _interrupted(
 
 
 def _plan(argv: Argv) -> int:
-    given = parse(plan_parser(system_of(argv)), argv)
-    as_json, measure = given.pop("json", False), not given.pop("no_measure", False)
+    args = parse(plan_parser(system_of(argv)), argv)
+    as_json, measure = args.pop("json", False), not args.pop("no_measure", False)
     progress = _PlanProgress(as_json)
-    plan = sable.plan(given.pop("task", None), **given, measure=measure, progress=progress)
-    from sable.runs.plan import in_words
+    plan = sable.plan(args.pop("task", None), **args, measure=measure, progress=progress)
+    from sable.runs.plan import format_plan
 
     if progress.began and not as_json:
         print("\nmeasured:")
-    print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else in_words(plan))
+    print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else format_plan(plan))
     return 0
 
 
@@ -191,12 +189,12 @@ def _evaluate(argv: Argv) -> int:
     parser.add_count("--seed", "seed of the episodes (default: a fixed one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     add_trust(parser)
-    given = parse(parser, argv)
-    as_json = given.pop("json", False)
-    results = sable.evaluate(given.pop("run"), **given)
-    from sable.runs.directory import plain
+    args = parse(parser, argv)
+    as_json = args.pop("json", False)
+    results = sable.evaluate(args.pop("run"), **args)
+    from sable.runs.directory import to_plain
 
-    print(json.dumps(plain(results), indent=2) if as_json else printed.results(results))
+    print(json.dumps(to_plain(results), indent=2) if as_json else formatting.format_results(results))
     return 0
 
 
@@ -211,15 +209,15 @@ def _check(argv: Argv) -> int:
         metavar="ENV",
         help="a task's name, module:Class for an environment of your own, or pettingzoo:module:factory",
     )
-    parser.add_argument("--options", nargs="+", metavar="NAME=VALUE", help="options of the environment")
+    parser.add_argument("--env-options", nargs="+", metavar="NAME=VALUE", help="options of the environment")
     parser.add_argument("--json", action="store_true", help="print one JSON array, for programs")
-    given = parse(parser, argv)
-    options = {name: value for name, _, value in (text.partition("=") for text in given.get("options", []))}
+    args = parse(parser, argv)
+    options = {name: value for name, _, value in (text.partition("=") for text in args.get("options", []))}
     if not all(map(all, options.items())):
-        raise SableError("--options are of the form name=value")
-    findings = sable.check(given["task"], **options)
+        raise SableError("--env-options are of the form name=value")
+    findings = sable.check(args["task"], **options)
     wrong = sum(finding.verdict == "wrong" for finding in findings)
-    if given.get("json"):
+    if args.get("json"):
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
         return 1 if wrong else 0
     for finding in findings:
@@ -236,19 +234,19 @@ def _list(argv: Argv) -> int:
     )
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="only the tasks of this suite")
     parser.add_argument("--json", action="store_true", help="print one JSON array, for programs")
-    given = parse(parser, argv)
-    tasks = sable.list_tasks(given.get("suite"))
-    print(printed.tasks_as_json(tasks) if given.get("json") else printed.tasks_as_table(tasks))
+    args = parse(parser, argv)
+    tasks = sable.list_tasks(args.get("suite"))
+    print(formatting.format_tasks_json(tasks) if args.get("json") else formatting.format_tasks(tasks))
     return 0
 
 
 def _benchmark(argv: Argv) -> int:
     parser = benchmark_parser()
-    given = parse(parser, argv)
-    on_ray, index = given.pop("on", None) == "ray", given.pop("cell", None)
-    at_once, requeue = given.pop("at_once", 1), given.pop("requeue", False)
-    listing, quiet, tasks = given.pop("list", False), given.pop("quiet", False), given.pop("tasks", ())
-    cells = sable.grid(*tasks, **given)
+    args = parse(parser, argv)
+    on_ray, index = args.pop("on", None) == "ray", args.pop("cell", None)
+    jobs, requeue = args.pop("jobs", 1), args.pop("requeue", False)
+    listing, quiet, tasks = args.pop("list", False), args.pop("quiet", False), args.pop("tasks", ())
+    cells = sable.grid(*tasks, **args)
     from sable.studies import benchmark
 
     if listing:
@@ -259,7 +257,7 @@ def _benchmark(argv: Argv) -> int:
         return 0
     if index is not None:
         return _one_cell(cells, index, quiet, requeue)
-    outcome = benchmark.work(cells, at_once=at_once, on_ray=on_ray, quiet=quiet, requeue=requeue)
+    outcome = benchmark.work(cells, jobs=jobs, on_ray=on_ray, quiet=quiet, requeue=requeue)
     for line in outcome.failures:
         print(f"sable: failed: {line}", file=sys.stderr)
     if outcome.interrupted is not None:
@@ -286,15 +284,15 @@ def _one_cell(cells: "list[Cell]", index: tp.Any, quiet: bool, requeue: bool) ->
 
 def _tune(argv: Argv) -> int:
     parser = tune_parser(system_of(argv))
-    given = parse(parser, argv)
-    outcome = sable.tune(given.pop("task"), **given)
+    args = parse(parser, argv)
+    outcome = sable.tune(args.pop("task"), **args)
     if outcome.interrupted is not None:
         return _interrupted(outcome.interrupted)
-    if not given.get("quiet") and outcome.finished < given.get("trials", 40):
+    if not args.get("quiet") and outcome.finished < args.get("trials", 40):
         print(f"{outcome.finished} trials have finished; the rest are with other workers")
-    if not given.get("quiet") and outcome.best is not None:
+    if not args.get("quiet") and outcome.best is not None:
         best = {"trial": outcome.best.number, "absolute_return": outcome.best.value, **outcome.best.values}
-        print(f"{printed.results(best)}\n{outcome.directory / 'recipe.toml'}")
+        print(f"{formatting.format_results(best)}\n{outcome.directory / 'recipe.toml'}")
     return 0
 
 
@@ -319,8 +317,8 @@ def _export(argv: Argv) -> int:
         "stablehlo (with jax), onnx (with an ONNX runtime; takes the most probable actions)",
     )
     add_trust(parser, env=False)
-    given = parse(parser, argv)
-    print(sable.export(given.pop("run"), given.pop("out"), **given))
+    args = parse(parser, argv)
+    print(sable.export(args.pop("run"), args.pop("out"), **args))
     return 0
 
 
@@ -344,8 +342,8 @@ def _watch(argv: Argv) -> int:
     )
     parser.add_argument("-o", "--out", metavar="FOLDER", help="folder to write to (default: RUN/watch)")
     add_trust(parser)
-    given = parse(parser, argv)
-    for path in sable.watch(given.pop("run"), quiet=False, **given):
+    args = parse(parser, argv)
+    for path in sable.watch(args.pop("run"), quiet=False, **args):
         print(path)
     return 0
 
@@ -368,13 +366,13 @@ def _report(argv: Argv) -> int:
     parser.add_argument(
         "--curves", choices=["iqm", "mean"], help="over seeds: iqm (default), or mean as the paper's are"
     )
-    given = parse(parser, argv)
-    _write_report(*given.pop("runs"), **given)
+    args = parse(parser, argv)
+    _write_report(*args.pop("runs"), **args)
     return 0
 
 
-def _write_report(*runs: tp.Any, **given: tp.Any) -> None:
-    page, notes = sable.report(*runs, **given)
+def _write_report(*runs: tp.Any, **args: tp.Any) -> None:
+    page, notes = sable.report(*runs, **args)
     for note in notes:
         print(f"note: {note}")
     print(page)
@@ -392,7 +390,9 @@ def _publish(argv: Argv) -> int:
         "--name", metavar="NAME", help="what the row is called beside its task (default: its system)"
     )
     parser.add_argument(
-        "--other-protocol", action="store_true", help="though it is not the paper's protocol; the row says so"
+        "--allow-deviations",
+        action="store_true",
+        help="though it is not the paper's protocol; the row says so",
     )
     parser.add_argument(
         "--replace",
@@ -411,10 +411,10 @@ def _publish(argv: Argv) -> int:
         "policy of every seed is kept with it: RUN/policies if the run has no checkpoints any more. Run a "
         "row again with sable reproduce ROW."
     )
-    given = parse(parser, argv)
-    rows, page = sable.publish(*given.pop("runs", ()), **given)
+    args = parse(parser, argv)
+    rows, page = sable.publish(*args.pop("runs", ()), **args)
     for row in rows:
-        print(f"{row['row']}  {printed.published(row)}")
+        print(f"{row['row']}  {formatting.format_row(row)}")
     if page is not None:
         print(page)
     return 0
@@ -429,7 +429,7 @@ def _reproduce(argv: Argv) -> int:
     )
     parser.add_argument("row", nargs="?", metavar="ROW", help="a row, such as rware/tiny-4ag:sable")
     parser.add_argument(
-        "--seeds", nargs="+", type=reader(int), metavar="INT", help="only these of the row's seeds"
+        "--seeds", nargs="+", type=value_parser(int), metavar="INT", help="only these of the row's seeds"
     )
     parser.add_argument("--out", metavar="DIR", help="folder that holds the runs (default: reproduced)")
     parser.add_argument(
@@ -452,38 +452,38 @@ def _reproduce(argv: Argv) -> int:
         "decimals, as the paper prints them. A row that was made when its settings meant something else is "
         "run as meant now; a line then says what has changed, and names the commit that still means it."
     )
-    given = parse(parser, argv)
+    args = parse(parser, argv)
     from sable.reports import ledger
 
-    rows = ledger.read(Path(given["results"]).expanduser() if "results" in given else None)
-    if "row" not in given:
+    rows = ledger.read(Path(args["results"]).expanduser() if "results" in args else None)
+    if "row" not in args:
         width = max((len(row["row"]) for row in rows), default=0)
-        lines = [f"{row['row']:{width}}  {printed.published(row)}" for row in rows]
+        lines = [f"{row['row']:{width}}  {formatting.format_row(row)}" for row in rows]
         print("\n".join(lines) or "nothing is published yet")
         return 0
-    if given.pop("evaluate", False):
-        return _evaluate_row(given)
-    if "episodes" in given:
+    if args.pop("evaluate", False):
+        return _evaluate_row(args)
+    if "episodes" in args:
         raise SableError("--episodes goes with --evaluate: a row is run again with its own numbers")
-    found = sable.reproduce(given["row"], **{name: given[name] for name in given if name != "row"})
-    if found.interrupted is not None:
-        return _interrupted(found.interrupted)
-    from sable.studies.reproduce import in_words
+    result = sable.reproduce(args["row"], **{name: args[name] for name in args if name != "row"})
+    if result.interrupted is not None:
+        return _interrupted(result.interrupted)
+    from sable.studies.reproduce import format_reproduction
 
-    print(f"{in_words(ledger.require(rows, given['row']), found)}\n{found.directory}")
-    return 0 if found.within else 1
+    print(f"{format_reproduction(ledger.require(rows, args['row']), result)}\n{result.directory}")
+    return 0 if result.within else 1
 
 
-def _evaluate_row(given: dict[str, tp.Any]) -> int:
+def _evaluate_row(args: dict[str, tp.Any]) -> int:
     """Measure the policies of a row; the exit code."""
-    if "out" in given:
+    if "out" in args:
         raise SableError("--out goes without --evaluate, which trains nothing")
-    given.pop("quiet", None)
-    found = sable.evaluate_row(given.pop("row"), **given)
-    from sable.studies.reproduce import measurement_in_words
+    args.pop("quiet", None)
+    result = sable.evaluate_row(args.pop("row"), **args)
+    from sable.studies.reproduce import format_measurement
 
-    print(measurement_in_words(found))
-    return 0 if found.within else 1
+    print(format_measurement(result))
+    return 0 if result.within else 1
 
 
 _COMMANDS: dict[str, Callable[[Argv], int]] = {
@@ -502,19 +502,19 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
 }
 
 
-def _train_help(given: dict[str, tp.Any]) -> str:
-    """The help of `sable train`, whose defaults are those for the task and system that were given."""
-    run, config = sable.configure(given.get("task"), system=given.get("system", "sable"))
+def _train_help(args: dict[str, tp.Any]) -> str:
+    """Return the help of `sable train`, whose defaults are those for the task and system that were given."""
+    run, config = sable.configure(args.get("task"), system=args.get("system", "sable"))
     defaults = dataclasses.asdict(run) | dataclasses.asdict(config)
     about = f"Defaults shown are those for {run.task}" + (
-        "" if "task" in given else ", the task trained without TASK"
+        "" if "task" in args else ", the task trained without TASK"
     )
     parser = train_parser(run.system, defaults)
     parser.epilog = about + "; those for another task: sable train TASK --help."
     return parser.format_help()
 
 
-def _fail(message: str, code: int = 2) -> int:
+def _print_error(message: str, code: int = 2) -> int:
     with contextlib.suppress(OSError):  # the terminal may have gone
         print("sable: " + " ".join(message.split()), file=sys.stderr)
     return code

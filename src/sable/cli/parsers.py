@@ -2,27 +2,27 @@
 
 import typing as tp
 
-from sable.cli.flags import Argv, Parser, add_flags, own_classes, reader, tidied
+from sable.cli.flags import Argv, Parser, add_flags, config_bases, normalise_argv, value_parser
 from sable.config.schema import RunConfig, SystemConfig, system_config
 from sable.trust import Trust
 
 
 def system_of(argv: Argv) -> str:
-    """The system whose flags `argv` is to be parsed with."""
+    """Return the system whose flags `argv` is to be parsed with."""
     parser = Parser("train", "")
     parser.add_argument("--system")
-    system = getattr(parser.parse_known_args(tidied(argv))[0], "system", "sable")
+    system = getattr(parser.parse_known_args(normalise_argv(argv))[0], "system", "sable")
     _class(system)
     return system
 
 
 def _class(system: str) -> type[SystemConfig]:
-    """The configuration class of a system that the caller named."""
+    """Return the configuration class of a system that the caller named."""
     return system_config(system, Trust(system=system))
 
 
 def add_trust(parser: Parser, *, env: bool = True, system: bool = True) -> None:
-    """The flags that let code from outside sable run which a RUN names."""
+    """Add the flags that let code from outside sable run which a RUN names."""
     of_run = "that RUN was trained {}: imported only if it is named here"
     if env:
         text = "the environment of your own " + of_run.format("on")
@@ -34,7 +34,7 @@ def add_trust(parser: Parser, *, env: bool = True, system: bool = True) -> None:
 
 
 def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Parser:
-    """The parser of `sable train`: a flag for every field of the run and of the system."""
+    """Return the parser of `sable train`: a flag for every field of the run and of the system."""
     parser = Parser(
         "train", "Train a system on a task; without TASK the built-in default, with a budget fit for a CPU."
     )
@@ -51,7 +51,7 @@ def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Pars
     _add_requeue(parser, "resume the run of that --name if it was begun, and when interrupted")
     parser.add_argument(
         "--env-timeout",
-        type=reader(float),
+        type=value_parser(float),
         metavar="SECONDS",
         help="how long a Python environment's worker may take for an answer, a step of its share of the "
         "environments, before it counts as hanging, which ends the run (default: 600)",
@@ -63,7 +63,7 @@ def train_parser(system: str, defaults: dict[str, tp.Any] | None = None) -> Pars
 
 
 def _add_requeue(parser: Parser, what: str) -> None:
-    """The flag that makes a command fit for a scheduler that starts it again."""
+    """Add the flag that makes a command fit for a scheduler that starts it again."""
     parser.add_argument(
         "--requeue",
         action="store_true",
@@ -72,7 +72,7 @@ def _add_requeue(parser: Parser, what: str) -> None:
 
 
 def plan_parser(system: str) -> Parser:
-    """The parser of `sable plan`: what shapes a run, and so what it takes."""
+    """Return the parser of `sable plan`: what shapes a run, and so what it takes."""
     parser = Parser(
         "plan",
         "What `sable train` with the same flags would take on this machine: parameters, memory by part, the "
@@ -87,13 +87,13 @@ def plan_parser(system: str) -> Parser:
 
 
 def _add_run_flags(parser: Parser, system: str, defaults: dict[str, tp.Any]) -> None:
-    """The flags that say what a run is."""
+    """Add the flags that say what a run is."""
     parser.add_argument(
         "task", nargs="?", metavar="TASK", help="task name with its suite, as `sable list` prints it"
     )
     parser.add_count("--num-seeds", "as many seeds, from 0 on, instead of --seeds")
     parser.add_argument("--recipe", metavar="FILE", help="settings from a file, as `sable tune` writes one")
-    for cls in (RunConfig, *own_classes(_class(system))):
+    for cls in (RunConfig, *config_bases(_class(system))):
         add_flags(parser, cls, defaults, leave_out=("task",))
 
 
@@ -107,7 +107,7 @@ def tune_parser(system: str) -> Parser:
     parser.add_argument("task", metavar="TASK", help="task name with its suite, as `sable list` prints it")
     parser.add_count("--trials", "finished trials to come to (default: 40)")
     parser.add_count(
-        "--points",
+        "--parallel-trials",
         "trials that run side by side in one program: they share what shapes it and differ in learning "
         "rate, entropy, clipping and so on (default: 4)",
     )
@@ -123,7 +123,7 @@ def tune_parser(system: str) -> Parser:
         "with recipe.toml (the best trial's settings, for sable train TASK --recipe FILE), trials.csv and "
         "study.png."
     )
-    for cls in (RunConfig, *own_classes(_class(system))):
+    for cls in (RunConfig, *config_bases(_class(system))):
         add_flags(parser, cls, {}, leave_out=("task", "seeds", "label"))
     return parser
 
@@ -154,15 +154,15 @@ def benchmark_parser() -> Parser:
     parser.add_argument("--list", action="store_true", help="print the cells, their numbers and states")
     parser.add_count("--cell", "only the cell of this number, for job arrays")
     parser.add_count(
-        "--at-once",
+        "--jobs",
         "cells that share this machine at a time: one compiles while another has the device (default: 1)",
     )
     _add_requeue(parser, "when interrupted")
-    parser.add_argument("--on", choices=["ray"], help="hand the cells to a Ray cluster")
+    parser.add_argument("--launcher", choices=["ray"], help="hand the cells to a Ray cluster")
     parser.add_argument("--quiet", action="store_true", help="print nothing but failures")
     add_flags(parser, RunConfig, {"seeds": range(10)}, leave_out=("task", "system", "label"))
     parser.epilog = (
-        "On one machine cells run one after another, or --at-once so many. A job array: sbatch --array=0-N "
+        "On one machine cells run one after another, or --jobs so many. A job array: sbatch --array=0-N "
         "--wrap 'sable benchmark TASKS... --cell $SLURM_ARRAY_TASK_ID', N as --list shows. Settings "
         "of a system go with it, as in sable:learning-rate=1e-3; the flags above hold for every cell."
     )

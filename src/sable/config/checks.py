@@ -32,9 +32,9 @@ MOST_SEEDS = 2**16
 
 
 def build(cls: type[_Class], fields: Fields) -> _Class:
-    """An instance of `cls` with `fields` checked and brought to their exact types."""
+    """Make an instance of `cls` with `fields` checked and brought to their exact types."""
     types = {field.name: field.type for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    return cls(**{name: _checked(name, types[name], value) for name, value in fields.items()})
+    return cls(**{name: _check_field(name, types[name], value) for name, value in fields.items()})
 
 
 def refuse_unknown(fields: Fields, cls: type, where: str) -> None:
@@ -74,12 +74,15 @@ def check_together(config: SystemConfig) -> None:
             f"sequence_length={config.sequence_length}; enlarge the one or shorten the other"
         )
     if isinstance(config, QMIXConfig):
-        wanted, kept = config.warmup_sequences * config.sequence_length, config.replay_size * config.num_envs
-        if wanted > kept:
+        needed, capacity = (
+            config.warmup_sequences * config.sequence_length,
+            config.replay_size * config.num_envs,
+        )
+        if needed > capacity:
             raise SableError(
                 f"warmup_sequences={config.warmup_sequences} of sequence_length={config.sequence_length} are "
-                f"{wanted} time steps, and replay_size={config.replay_size} times num_envs={config.num_envs} "
-                f"holds {kept}: learning would never start"
+                f"{needed} time steps, and replay_size={config.replay_size} times num_envs={config.num_envs} "
+                f"holds {capacity}: learning would never start"
             )
     if isinstance(config, SACConfig) and config.replay_size < config.num_envs * config.rollout_length:
         raise SableError(
@@ -118,11 +121,11 @@ def check_count(name: str, value: tp.Any, least: int = 0, most: int = MOST) -> N
     """Refuse an argument that is no whole number within these bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         bound = f" and at most {most}" if isinstance(value, int) and value > most else ""
-        raise SableError(f"{name}={shown(value)}: expected a whole number of at least {least}{bound}")
+        raise SableError(f"{name}={short_repr(value)}: expected a whole number of at least {least}{bound}")
 
 
-def shown(value: tp.Any) -> str:
-    """`value` as an error message shows it: not at any length."""
+def short_repr(value: tp.Any) -> str:
+    """Return `value` as an error message shows it: not at any length."""
     try:
         return _REPR.repr(value)
     except ValueError:  # a number of more digits than Python prints
@@ -134,25 +137,27 @@ _REPR.maxtuple = _REPR.maxlist = _REPR.maxdict = 8
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 300
 
 
-def _checked(name: str, kind: tp.Any, value: tp.Any) -> tp.Any:
-    """`value` in the exact type of field `name`, or an error that says what was given and what would work."""
-    exact = _exact(kind, 0 if (name, value) == ("devices", "all") else value)
+def _check_field(name: str, kind: tp.Any, value: tp.Any) -> tp.Any:
+    """Return `value` in the exact type of field `name`, or an error that says what was given and what would
+    work."""
+    exact = _coerce(kind, 0 if (name, value) == ("devices", "all") else value)
     holds, condition = _RANGES.get(name, _ANYTHING)
     if exact is None or not holds(exact):
         expected = " ".join(filter(None, (_describe(kind), condition)))
         now = renamed.near_value(name, value, tp.get_args(kind))
-        raise SableError(f"{name}={shown(value)}: expected {expected}{now}")
+        raise SableError(f"{name}={short_repr(value)}: expected {expected}{now}")
     return exact
 
 
-def _exact(kind: tp.Any, value: tp.Any) -> tp.Any:
-    """`value` as `kind`, or None where it is of another type; a bool is no number, an int may be a float."""
+def _coerce(kind: tp.Any, value: tp.Any) -> tp.Any:
+    """Return `value` as `kind`, or None where it is of another type; a bool is no number, an int may be a
+    float."""
     if tp.get_origin(kind) is tp.Literal:
         return value if isinstance(value, str) and value in tp.get_args(kind) else None
     if tp.get_origin(kind) is tuple:
         if not isinstance(value, (tuple, list, range)) or len(value) > MOST_SEEDS:
             return None
-        items = tuple(_exact(tp.get_args(kind)[0], item) for item in value)
+        items = tuple(_coerce(tp.get_args(kind)[0], item) for item in value)
         return None if None in items else items
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # an int too large for a float
@@ -166,7 +171,7 @@ def _exact(kind: tp.Any, value: tp.Any) -> tp.Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether files can hold `text`: bytes of a name that are no UTF-8 arrive as lone surrogates."""
+    """Return whether files can hold `text`: bytes of a name that are no UTF-8 arrive as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -175,7 +180,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _describe(kind: tp.Any) -> str:
-    """`kind` in plain words."""
+    """Return `kind` in plain words."""
     if tp.get_origin(kind) is tp.Literal:
         return "one of " + ", ".join(tp.get_args(kind))
     if tp.get_origin(kind) is tuple:
@@ -220,7 +225,7 @@ _RANGES: dict[str, _Rule] = {
         lambda seeds: seeds and len(set(seeds)) == len(seeds) and all(0 <= seed < 2**32 for seed in seeds),
         f"from 0 to 4294967295, at least one of them, none twice, and {MOST_SEEDS} at most",
     ),
-    "options": (
+    "env_options": (
         lambda options: all(all(option.partition("=")) for option in options),
         "of the form name=value",
     ),
@@ -228,7 +233,7 @@ _RANGES: dict[str, _Rule] = {
     "num_evaluations": _between(1, 10**6),
     "evaluation_episodes": _MANY,
     "absolute_episodes": _MANY,
-    "pool_size": _INDEX,
+    "reset_pool_size": _INDEX,
     "devices": _between(0, 2**16),
     "meaning": _between(0, MEANING),
     "num_envs": _MANY,

@@ -40,8 +40,8 @@ CHANGES = (
     Change(
         1,
         "4e9bc954f8a66044be3825bb0c916c15f5eecdb4",
-        "pool_size 0 was 128 start states that all environments drew from",
-        lambda run, fields: run.pool_size == 0,
+        "reset_pool_size 0 was 128 start states that all environments drew from",
+        lambda run, fields: run.reset_pool_size == 0,
     ),
     Change(
         2,
@@ -91,12 +91,12 @@ def refuse_older(directory: Path, number: int, run: "RunConfig", fields: Fields)
     """Refuse to go on with what was begun there under that meaning, if it has another now."""
     if changes := since(number, run, fields):
         raise SableError(
-            f"{directory} was begun when {in_words(changes)}: go on with it there, or begin it anew under "
-            "another --out or --name"
+            f"{directory} was begun when {describe_changes(changes)}: go on with it there, or begin it anew "
+            "under another --out or --name"
         )
 
 
-def in_words(changes: Iterable[Change]) -> str:
+def describe_changes(changes: Iterable[Change]) -> str:
     """Return what an older meaning was, and the commit that still has it."""
     first, *others = changes
     before = ", and ".join(change.before for change in (first, *others))

@@ -9,18 +9,25 @@ from collections.abc import Iterable, Mapping
 from sable.config import resolve as settings
 from sable.config.schema import SYSTEM_CONFIGS, RunConfig
 
-PROTOCOL = ("total_steps", "num_evaluations", "evaluation_episodes", "absolute_episodes", "options", "seeds")
+PROTOCOL = (
+    "total_steps",
+    "num_evaluations",
+    "evaluation_episodes",
+    "absolute_episodes",
+    "env_options",
+    "seeds",
+)
 """What figures must share to stand side by side."""
 
 
-def of_protocol(run: RunConfig) -> list[str]:
+def protocol_deviations(run: RunConfig) -> list[str]:
     """Return the run's budget, evaluations, options and seeds that are not the paper's."""
-    wanted = _tables()["protocol"]
+    expected = _tables()["protocol"]
     values = {name: _plain(getattr(run, name)) for name in PROTOCOL}
-    return [f"{name} {_text(value)}".strip() for name, value in values.items() if value != wanted[name]]
+    return [f"{name} {_text(value)}".strip() for name, value in values.items() if value != expected[name]]
 
 
-def of_settings(run: RunConfig, fields: Mapping[str, tp.Any]) -> list[str]:
+def setting_deviations(run: RunConfig, fields: Mapping[str, tp.Any]) -> list[str]:
     """Return every other setting of a run and its system that the paper did not use. A system of the user's
     own is in no paper."""
     family, values, allowed = settings.family(run.system), vars(run), _fixed("run")
@@ -28,13 +35,13 @@ def of_settings(run: RunConfig, fields: Mapping[str, tp.Any]) -> list[str]:
         values, allowed = values | dict(fields), allowed | _fixed(family) | settings.search_space(run.system)
         allowed |= _of_large_teams(run.task, family)
     return [
-        f"{name} {_text(_plain(value))} ({_theirs(family, name, allowed[name])})"
+        f"{name} {_text(_plain(value))} ({_paper_values(family, name, allowed[name])})"
         for name, value in values.items()
         if name in allowed and _plain(value) not in allowed[name]
     ]
 
 
-def _theirs(family: str, name: str, values: list[tp.Any]) -> str:
+def _paper_values(family: str, name: str, values: list[tp.Any]) -> str:
     """Return whose values these are, and the values."""
     tables = _tables()
     silent = name in tables.get(family, {}).get("code", {}) or name in tables["run"]["code"]

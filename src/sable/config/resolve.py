@@ -47,27 +47,28 @@ FORMAT = 1
 def resolve(
     run_fields: Fields, system_fields: Fields, trust: Trust = NOTHING
 ) -> tuple[RunConfig, SystemConfig]:
-    """The checked configuration: defaults <- recipe for the suite <- recipe for the task <- given fields."""
+    """Return the checked configuration: defaults <- recipe for the suite <- recipe for the task <- given
+    fields."""
     system_class = system_config(run_fields.get("system", RunConfig.system), trust)
     refuse_unknown(run_fields, RunConfig, "of a run")
     refuse_unknown(system_fields, system_class, f"of system {run_fields.get('system', RunConfig.system)!r}")
     run = build(RunConfig, run_fields)
-    run_recipe, system_recipe = split(recipe(run.system, run.task), run.system, trust)
+    run_recipe, system_recipe = split_fields(recipe(run.system, run.task), run.system, trust)
     run = build(RunConfig, {**run_recipe, **run_fields})
-    return _checked(run, build(system_class, {**system_recipe, **system_fields}))
+    return _check_config(run, build(system_class, {**system_recipe, **system_fields}))
 
 
-def changed(
+def replace_fields(
     run: RunConfig, config: SystemConfig, run_fields: Fields, system_fields: Fields
 ) -> tuple[RunConfig, SystemConfig]:
     """Return the same configuration with some fields changed, checked again."""
-    return _checked(
+    return _check_config(
         build(RunConfig, {**dataclasses.asdict(run), **run_fields}),
         build(type(config), {**dataclasses.asdict(config), **system_fields}),
     )
 
 
-def _checked(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemConfig]:
+def _check_config(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemConfig]:
     """Refuse what does not go together."""
     check_together(config)
     check_updates(run.total_steps, config)
@@ -81,15 +82,18 @@ def _checked(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemCon
     return run, config
 
 
-def quick(system: str, trust: Trust = NOTHING) -> dict[str, tp.Any]:
-    """What `QUICK` means for a system, with a task it can do."""
+def quick_fields(system: str, trust: Trust = NOTHING) -> dict[str, tp.Any]:
+    """Return what `QUICK` means for a system, with a task it can do."""
     names = field_names(RunConfig) + field_names(system_config(system, trust))
     task = {"task": "mpe/simple_spread_3ag"} if ONLY_ACTIONS.get(system) == "continuous" else {}
     return task | {name: value for name, value in QUICK.items() if name in names}
 
 
-def split(fields: Fields, system: str, trust: Trust = NOTHING) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
-    """The fields of the run and those of its system; a name that is neither is refused with the nearest."""
+def split_fields(
+    fields: Fields, system: str, trust: Trust = NOTHING
+) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
+    """Return the fields of the run and those of its system; a name that is neither is refused with the
+    nearest."""
     run_names, system_names = field_names(RunConfig), field_names(system_config(system, trust))
     for name in fields:
         if name not in run_names + system_names:
@@ -99,21 +103,21 @@ def split(fields: Fields, system: str, trust: Trust = NOTHING) -> tuple[dict[str
 
 
 def recipe(system: str, task: str) -> dict[str, tp.Any]:
-    """The tuned values for a task: those of its suite, overridden by its own."""
+    """Return the tuned values for a task: those of its suite, overridden by its own."""
     tables = recipes(system) if system in SYSTEM_CONFIGS else {}
     return tables.get(task.partition("/")[0], {}) | tables.get(task, {})
 
 
 @functools.cache
 def recipes(system: str) -> dict[str, dict[str, tp.Any]]:
-    """Every recipe of a system, by suite or task; empty where none is shipped."""
+    """Return every recipe of a system, by suite or task; empty where none is shipped."""
     file = importlib.resources.files("sable.config").joinpath("recipes", f"{system}.toml")
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def own_recipe(file: str | Path, system: str, task: str, trust: Trust = NOTHING) -> dict[str, tp.Any]:
-    """What a recipe file of the user's own says about a task: a table for its suite, one for itself, or both,
-    as in our own recipes; what is wrong with it is said with the file's name."""
+def read_recipe(file: str | Path, system: str, task: str, trust: Trust = NOTHING) -> dict[str, tp.Any]:
+    """Return what a recipe file of the user's own says about a task: a table for its suite, one for itself,
+    or both, as in our own recipes; what is wrong with it is said with the file's name."""
     system_class = system_config(system, trust)
     try:
         tables = tomllib.loads(Path(file).expanduser().read_text(encoding="utf-8"))
@@ -131,7 +135,7 @@ def own_recipe(file: str | Path, system: str, task: str, trust: Trust = NOTHING)
     try:
         for name in names:
             fields |= renamed.current(tables[name], types)
-        run_fields, system_fields = split(fields, system, trust)
+        run_fields, system_fields = split_fields(fields, system, trust)
         build(RunConfig, run_fields)
         build(system_class, system_fields)
     except SableError as error:
@@ -140,8 +144,8 @@ def own_recipe(file: str | Path, system: str, task: str, trust: Trust = NOTHING)
 
 
 def search_space(system: str, config: SystemConfig | None = None) -> dict[str, list[tp.Any]]:
-    """The values the paper searched for a system's fields; or the `SEARCH_SPACE` of the user's own module, of
-    which `config` is a configuration."""
+    """Return the values the paper searched for a system's fields; or the `SEARCH_SPACE` of the user's own
+    module, of which `config` is a configuration."""
     if system not in SYSTEM_CONFIGS and config is not None:
         return getattr(imported_system(system, config), "SEARCH_SPACE", {})
     file = importlib.resources.files("sable.config").joinpath("recipes", "search.toml")
@@ -159,38 +163,38 @@ _FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
 
 
 def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
-    """The configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
+    """Return the configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
     data = {"format": FORMAT, "meaning": config.meaning}
     return data | {"run": dataclasses.asdict(run), "config": settings_of(config)}
 
 
 def to_json(run: RunConfig, config: SystemConfig) -> str:
-    """The configuration as JSON text."""
+    """Return the configuration as JSON text."""
     return json.dumps(to_dict(run, config), indent=2)
 
 
 def from_dict(data: tp.Any, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
-    """The configuration that `to_dict` made `data` from, in this version or an older one; anything else is
-    refused, and so is a system from outside sable unless `trust` covers it. Its meaning is an older one only
-    where something that concerns it has changed since."""
-    run, fields = _read(data)
+    """Return the configuration that `to_dict` made `data` from, in this version or an older one; anything
+    else is refused, and so is a system from outside sable unless `trust` covers it. Its meaning is an older
+    one only where something that concerns it has changed since."""
+    run, fields = _read_run(data)
     trust.require_equal("env", run.task)
     trust.require_equal("system", run.system)
-    config = _system_fields(fields, system_config(run.system, trust))
+    config = _build_system(fields, system_config(run.system, trust))
     number = number_of(data)
     return run, dataclasses.replace(config, meaning=number) if since(number, run, vars(config)) else config
 
 
 def plain_from_dict(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
-    """The same with the system's fields as plain data, for those who only read: no name in it is imported.
-    Those of a system from outside sable are as they were written."""
-    run, fields = _read(data)
+    """Return the same with the system's fields as plain data, for those who only read: no name in it is
+    imported. Those of a system from outside sable are as they were written."""
+    run, fields = _read_run(data)
     ours = SYSTEM_CONFIGS.get(run.system)
-    return run, fields if ours is None else settings_of(_system_fields(fields, ours))
+    return run, fields if ours is None else settings_of(_build_system(fields, ours))
 
 
-def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
-    """The run's configuration and the fields of its system's, the latter not checked yet."""
+def _read_run(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
+    """Return the run's configuration and the fields of its system's, the latter not checked yet."""
     if (
         not isinstance(data, dict)
         or not isinstance(data.get("run"), dict)
@@ -202,7 +206,7 @@ def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
     run = renamed.completed(data["run"], field_types(RunConfig))
-    refuse_unknown(run, RunConfig, _ODD)
+    refuse_unknown(run, RunConfig, _NEWER_OR_DAMAGED)
     # Fields that came after this configuration was written have their defaults; these were always there.
     missing = [name for name in ("task", "system", "seeds", "total_steps") if name not in run]
     missing += [name for name in ("num_envs", "rollout_length") if name not in data["config"]]
@@ -211,12 +215,12 @@ def _read(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
     return build(RunConfig, run), data["config"]
 
 
-def _system_fields(fields: Fields, system_class: type[SystemConfig]) -> SystemConfig:
+def _build_system(fields: Fields, system_class: type[SystemConfig]) -> SystemConfig:
     fields = renamed.completed(fields, field_types(system_class))
-    refuse_unknown(fields, system_class, _ODD)
+    refuse_unknown(fields, system_class, _NEWER_OR_DAMAGED)
     config = build(system_class, fields)
     check_together(config)
     return config
 
 
-_ODD = "in this configuration: a newer version wrote it, or it is damaged"
+_NEWER_OR_DAMAGED = "in this configuration: a newer version wrote it, or it is damaged"

@@ -19,7 +19,7 @@ from sable.trust import NOTHING, Trust, Untrusted
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to train, for how long, and how to measure it. The defaults are the paper's protocol."""
+    """The run: task, length and how it is measured. The defaults are the paper's protocol."""
 
     task: str = "lbf/2s-8x8-2p-2f-coop"
     """Task name with its suite, as `sable list` prints it."""
@@ -35,10 +35,10 @@ class RunConfig:
     """Episodes per evaluation and seed."""
     absolute_episodes: int = 320
     """Episodes on which the best parameters are measured at the end (the absolute metric)."""
-    pool_size: int = 0
+    reset_pool_size: int = 0
     """Start states generated per rollout for episodes that begin inside it, in whole rounds of one for each
     environment (at least one round); 0: as many as short episodes of the task take."""
-    options: tuple[str, ...] = ()
+    env_options: tuple[str, ...] = ()
     """Options of the task as name=value, such as reward=mean."""
     precision: tp.Literal["default", "high", "highest"] = "default"
     """Precision of float32 matrix products on accelerators (tf32 or full)."""
@@ -54,7 +54,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemConfig:
-    """What every system has."""
+    """Settings of every system."""
 
     num_envs: int = 128
     """Environments stepped side by side, per seed."""
@@ -73,7 +73,7 @@ class SystemConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(SystemConfig):
-    """Proximal policy optimisation: what every on-policy system shares."""
+    """Proximal policy optimisation: settings of every on-policy system."""
 
     num_epochs: int = 4
     """Passes over each rollout."""
@@ -128,7 +128,7 @@ class SableConfig(PPOConfig):
     """How a team decides: agent by agent, plainly (sequential) or with a key/value cache and a GPU kernel for
     each layer (cached); all at once until no action changes (jacobi); or by one GPU kernel (fused). All
     sample the same; `auto` is what was measured fastest for the team, the network and the machine."""
-    compute: tp.Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: tp.Literal["float32", "bfloat16"] = "float32"
     """What learning computes with. bfloat16 takes half the memory, and on a GPU less time, for some rounding;
     parameters, the optimiser and acting stay float32."""
     chunk_size: int = 0
@@ -184,7 +184,7 @@ class ActorCriticConfig(PPOConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(SystemConfig):
-    """What every system that learns from stored experience shares."""
+    """Settings of every system that learns from stored experience."""
 
     max_grad_norm: float = 10.0
     num_updates_per_rollout: int = 32
@@ -356,7 +356,7 @@ def settings_of(config: SystemConfig) -> dict[str, tp.Any]:
 
 
 def split_devices(num_devices: int, num_seeds: int, config: SystemConfig) -> tuple[int, int]:
-    """How many devices share the seeds, and how many share the environments of each.
+    """Return how many devices share the seeds, and how many share the environments of each.
 
     As many along seeds as divide them: seeds need nothing of each other. The others must divide what is
     worked on at a time, environments or those of a minibatch; where they do not, what would is named.

@@ -201,7 +201,7 @@ class Sable(nn.Module):
 
     def normalise_view(self, view: Float[Array, "*b F"]) -> Float[Array, "*b G"]:
         """Return views as `evaluate_actions` takes them."""
-        return normalise_view(view, RMSNorm, self.config.compute)
+        return normalise_view(view, RMSNorm, self.config.compute_dtype)
 
     def evaluate_actions(
         self,
@@ -220,7 +220,7 @@ class Sable(nn.Module):
         )
         # Else XLA writes them down twice, once turned round for the weights' gradient, which takes longest.
         normalised_view = jax.lax.optimization_barrier(normalised_view)
-        dtype = jnp.dtype(self.config.compute)
+        dtype = jnp.dtype(self.config.compute_dtype)
         time_encoding, block_memories = (
             self.encode_time(step_count).astype(dtype),
             self._block_memories(memory),

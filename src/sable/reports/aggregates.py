@@ -30,15 +30,15 @@ class Aggregates:
     steps: tuple[float, float] | None = None  # of the first place and the last, where all tasks agree
 
     def leader(self) -> str:
-        """The system with the highest score, of those that are compared with others."""
+        """Return the system with the highest score, of those that are compared with others."""
         return max(self.improvement, key=lambda name: self.iqm[name].value)
 
 
 def aggregate(
     runs: Mapping[str, list[Series]], scores: Mapping[str, Scores], systems: Sequence[System]
 ) -> tuple[Aggregates, list[str]]:
-    """The aggregates over the tasks of `runs` that all systems have which have at least half of them, and
-    lines on what that leaves out."""
+    """Return the aggregates over the tasks of `runs` that all systems have which have at least half of them,
+    and lines on what that leaves out."""
     have = {system.name: [task for task in runs if task in scores[system.name]] for system in systems}
     if sum(bool(have[system.name]) for system in systems if not system.best) < 2:
         return Aggregates(), ["one system only, so there are no aggregates"]
@@ -48,9 +48,9 @@ def aggregate(
         return Aggregates(), ["its systems have too few tasks in common, so there are no aggregates"]
     same = all(shared(runs[task]) == POINTS for task in compared)
     absolute = {name: {task: scores[name][task] for task in compared} for name, _, _ in chosen}
-    scaled = stats.normalised(absolute)
+    scaled = stats.normalise(absolute)
     here = {task: runs[task] for task in compared} if same else {}
-    found = Aggregates(
+    result = Aggregates(
         compared=compared,
         iqm={name: stats.estimate(x) for name, x in scaled.items()},
         improvement=_improvement(absolute, chosen),
@@ -58,11 +58,11 @@ def aggregate(
         efficiency=_efficiency(absolute, scores, here) if same else {},
         steps=_steps(list(here.values())),
     )
-    return found, _remarks(have, found, list(runs))
+    return result, _remarks(have, result, list(runs))
 
 
 def shared(runs: Sequence[Series]) -> int:
-    """How many places to look at along the steps that all runs have."""
+    """Return how many places to look at along the steps that all runs have."""
     begin, end = _span(runs)
     return 0 if begin > end else 1 if begin == end else POINTS
 
@@ -82,17 +82,17 @@ def _steps(tasks: Sequence[Sequence[Series]]) -> tuple[float, float] | None:
 
 
 def _improvement(scores: Mapping[str, Scores], systems: Sequence[System]) -> dict[str, dict[str, Estimate]]:
-    """The chance of every system against every other, but of no best against those it was taken from; one way
-    round is one less the other."""
-    found = defaultdict(dict)
+    """Return the chance of every system against every other, but of no best against those it was taken from;
+    one way round is one less the other."""
+    chances = defaultdict(dict)
     for k, one in enumerate(systems):
         for other in systems[k + 1 :]:
             if one.family == other.family and (one.best or other.best):
                 continue
             value, low, high = chance = stats.improvement(scores[one.name], scores[other.name])
-            found[one.name][other.name] = chance
-            found[other.name][one.name] = Estimate(1 - value, 1 - high, 1 - low)
-    return dict(found)
+            chances[one.name][other.name] = chance
+            chances[other.name][one.name] = Estimate(1 - value, 1 - high, 1 - low)
+    return dict(chances)
 
 
 def _efficiency(
@@ -111,16 +111,16 @@ def _efficiency(
     return {name: stats.curve(tasks) for name, tasks in drawn.items()}
 
 
-def _remarks(have: Mapping[str, Sequence[str]], found: Aggregates, tasks: Sequence[str]) -> list[str]:
-    """Lines on systems and tasks that are left out, and on what could not be made."""
+def _remarks(have: Mapping[str, Sequence[str]], result: Aggregates, tasks: Sequence[str]) -> list[str]:
+    """Return lines on systems and tasks that are left out, and on what could not be made."""
     remarks = []
-    few = [name for name, theirs in have.items() if theirs and name not in found.iqm]
+    few = [name for name, theirs in have.items() if theirs and name not in result.iqm]
     if few:
         counted = ", ".join(f"{name} ({len(have[name])} of {len(tasks)} tasks)" for name in few)
         remarks.append(f"aggregates are without {counted}")
-    if missing := [task.partition("/")[2] or task for task in tasks if task not in found.compared]:
-        count = f"{len(found.compared)} of {len(tasks)} tasks"
+    if missing := [task.partition("/")[2] or task for task in tasks if task not in result.compared]:
+        count = f"{len(result.compared)} of {len(tasks)} tasks"
         remarks.append(f"aggregates are over {count}; not all have {', '.join(missing)}")
-    if not found.efficiency:
+    if not result.efficiency:
         remarks.append("runs of a task have no steps in common, so there is no sample efficiency")
     return remarks

@@ -16,7 +16,7 @@ from sable.envs.custom import suite_and_name
 from sable.errors import SableError
 from sable.reports import aggregates, beside, paper, series, stats, tuning, variants
 from sable.reports.aggregates import Aggregates
-from sable.reports.beside import Count, Together
+from sable.reports.beside import Count, SuiteComparison
 from sable.reports.panels import Chapter
 from sable.reports.paper import Verdict
 from sable.reports.read import Cost, Results
@@ -42,7 +42,7 @@ class Curve(tp.NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is known of one task."""
+    """The conclusions about one task."""
 
     name: str
     seeds: dict[str, int]  # {system: how many}
@@ -55,15 +55,15 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What is known of one suite."""
+    """The conclusions about one suite."""
 
     name: str
     tasks: list[Task]
     aggregates: Aggregates
-    together: Together | None = None  # with the paper's systems
+    suite_comparison: SuiteComparison | None = None  # with the paper's systems
 
 
-class Beside(tp.NamedTuple):
+class PaperComparison(tp.NamedTuple):
     """Our figure beside the paper's."""
 
     task: str
@@ -84,17 +84,17 @@ class Analysis:
     suites: list[Suite]
     runs: int
     curve: str  # of CURVES, what curves are over seeds
-    paper: list[Beside]
+    paper: list[PaperComparison]
     notes: list[str]
     best: list[Count] = field(default_factory=list)  # of ours and the paper's, who is best of all
     chapters: list[Chapter] = field(default_factory=list)  # the paper's figures and tables
 
     def won(self, system: str) -> list[str]:
-        """The tasks that a system wins against every other."""
+        """Return the tasks that a system wins against every other."""
         return [task.name for suite in self.suites for task in suite.tasks if task.winner == system]
 
     def contested(self, system: str) -> list[str]:
-        """The tasks on which a system has somebody to win against."""
+        """Return the tasks on which a system has somebody to win against."""
         return [
             task.name
             for suite in self.suites
@@ -104,12 +104,12 @@ class Analysis:
 
 
 def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm") -> Analysis:
-    """The conclusions that results allow."""
+    """Return the conclusions that results allow."""
     if curves not in CURVES:
         raise SableError(f"curves={curves!r} is not one of {', '.join(CURVES)}")
     if not results.series:
         raise SableError(f"there is nothing to report: no finished run{_why(results.notes)}")
-    systems = variants.named({one.system for one in results.series})
+    systems = variants.group_by_family({one.system for one in results.series})
     scores = {
         name: variants.with_best(series.scores(results.series, name), systems) for name in stats.SUMMARIES
     }
@@ -127,10 +127,10 @@ def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm"
     suites = []
     for name, tasks in by_suite.items():
         here = {task.name: by_task[task.name] for task in tasks}
-        found, remarks = aggregates.aggregate(here, scores[MAIN], systems)
-        suites.append(Suite(name=name, tasks=tasks, aggregates=found))
+        aggregated, remarks = aggregates.aggregate(here, scores[MAIN], systems)
+        suites.append(Suite(name=name, tasks=tasks, aggregates=aggregated))
         notes += [f"{name}: {remark}" for remark in remarks]
-    found = Analysis(
+    aggregated = Analysis(
         systems=systems,
         contestants=contestants,
         suites=suites,
@@ -139,7 +139,7 @@ def analyse(results: Results, *, beside_paper: bool = False, curves: str = "iqm"
         paper=[],
         notes=notes + _absences(systems, by_suite),
     )
-    return _with_paper(found, scores) if beside_paper else found
+    return _with_paper(aggregated, scores) if beside_paper else aggregated
 
 
 def suite_of(task: str) -> str:
@@ -147,12 +147,12 @@ def suite_of(task: str) -> str:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """A key that puts 5x5 before 10x10."""
+    """Return a key that puts 5x5 before 10x10."""
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _winners(contest: Mapping[str, Scores]) -> dict[str, str]:
-    return {task: name for name, tasks in stats.won(contest).items() for task in tasks}
+    return {task: name for name, tasks in stats.task_wins(contest).items() for task in tasks}
 
 
 def _task(
@@ -187,13 +187,13 @@ def _task(
 
 
 def _costs(costs: Iterable[Cost]) -> dict[str, Cost]:
-    """By system, of several runs the one with the most seeds."""
+    """Return by system, of several runs the one with the most seeds."""
     known = (cost for cost in costs if np.isfinite(cost.steps_per_second))
     return {cost.system: cost for cost in sorted(known, key=lambda cost: cost.seeds)}
 
 
 def _curve(task: str, runs: Sequence[Series], curve: str, notes: list[str]) -> Curve | None:
-    """The curve of one system's runs on a task; a note and none where they have no steps in common."""
+    """Return the curve of one system's runs on a task; a note and none where they have no steps in common."""
     places = aggregates.shared(runs)
     if not places:
         notes.append(f"{task}: the runs of {runs[0].system} have no steps in common, so it has no curve")
@@ -207,10 +207,10 @@ def _curve(task: str, runs: Sequence[Series], curve: str, notes: list[str]) -> C
     )
 
 
-def _with_paper(found: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> Analysis:
+def _with_paper(analysis: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> Analysis:
     """Return the analysis with the paper's systems beside ours in every task and suite."""
-    contest = {name: scores[MAIN][name] for name in found.contestants}
-    families = {system.name: system.family for system in found.systems}
+    contest = {name: scores[MAIN][name] for name in analysis.contestants}
+    families = {system.name: system.family for system in analysis.systems}
     means = {
         name: {task: stats.estimate({task: runs}, stats.mean) for task, runs in own.items()}
         for name, own in contest.items()
@@ -221,24 +221,25 @@ def _with_paper(found: Analysis, scores: Mapping[str, Mapping[str, Scores]]) -> 
         replace(
             suite,
             tasks=[_task_with_paper(task, families) for task in suite.tasks],
-            together=beside.together(contest, suite.name),
+            suite_comparison=beside.suite_comparison(contest, suite.name),
         )
-        for suite in found.suites
+        for suite in analysis.suites
     ]
     here = [s for s in paper.systems() if any(s in paper.of_task(task, MAIN) for task in compared)]
     missing = [] if compared else ["the paper has no figures for any of these tasks and systems"]
     return replace(
-        found,
-        systems=found.systems + [System(name, name, False) for name in beside.marked(dict.fromkeys(here))],
+        analysis,
+        systems=analysis.systems
+        + [System(name, name, False) for name in beside.mark_best(dict.fromkeys(here))],
         suites=suites,
-        paper=_beside(scores, found.systems),
-        notes=found.notes + missing,
+        paper=_compare_with_paper(scores, analysis.systems),
+        notes=analysis.notes + missing,
         best=counts + (beside.papers_counts(compared) if compared else []),
     )
 
 
 def _task_with_paper(task: Task, families: Mapping[str, str]) -> Task:
-    theirs = {name: beside.marked(paper.of_task(task.name, name)) for name in task.summaries}
+    theirs = {name: beside.mark_best(paper.of_task(task.name, name)) for name in task.summaries}
     drawn = {families[name] for name in task.curves}
     same = {name: x for name, x in theirs[MAIN].items() if name.removesuffix(beside.MARK) in drawn}
     return replace(
@@ -249,55 +250,57 @@ def _task_with_paper(task: Task, families: Mapping[str, str]) -> Task:
     )
 
 
-def _beside(scores: Mapping[str, Mapping[str, Scores]], systems: Sequence[System]) -> list[Beside]:
-    """Our figures beside the paper's, ours the best of a family as theirs are."""
+def _compare_with_paper(
+    scores: Mapping[str, Mapping[str, Scores]], systems: Sequence[System]
+) -> list[PaperComparison]:
+    """Return our figures beside the paper's, ours the best of a family as theirs are."""
     best = {system.family: system.name for system in systems}
-    found = []
+    comparisons = []
     for (summary, task, family), theirs in paper.figures().items():
         runs = scores[summary].get(best.get(family, ""), {}).get(task)
         if runs is not None:
             ours = stats.estimate({task: runs}, stats.mean)
             verdict = paper.verdict(ours, theirs)
-            found.append(Beside(task, family, best[family], summary, ours, theirs, verdict))
-    return found
+            comparisons.append(PaperComparison(task, family, best[family], summary, ours, theirs, verdict))
+    return comparisons
 
 
 def _seed_notes(runs: Sequence[Series]) -> list[str]:
-    """Lines on seeds: none to compare, few, or fewer here than elsewhere."""
+    """Return lines on seeds: none to compare, few, or fewer here than elsewhere."""
     counts = Counter((one.task, one.system) for one in runs)
     usual = Counter(counts.values()).most_common(1)[0][0]
-    found = []
+    notes = []
     if set(counts.values()) == {1}:
-        found.append("one seed each: there are no intervals, and without an interval no task is won")
+        notes.append("one seed each: there are no intervals, and without an interval no task is won")
     elif min(counts.values()) < FEW:
-        found.append(f"some intervals rest on fewer than {FEW} seeds and are narrower than they should be")
+        notes.append(f"some intervals rest on fewer than {FEW} seeds and are narrower than they should be")
     unlike = defaultdict(list)
     for (task, system), count in counts.items():
         if count != usual:
             unlike[task].append(f"{system} has {count}")
-    return found + [
+    return notes + [
         f"{task}: seeds differ: {', '.join(x)}, where most have {usual}" for task, x in unlike.items()
     ]
 
 
 def _best_notes(systems: Sequence[System]) -> list[str]:
-    """What a best is, where there is one."""
+    """Return what a best is, where there is one."""
     names = ", ".join(system.name for system in systems if system.best)
     how = "the variant with the higher mean on a task, as the paper reports memory on or off; chosen by"
     return [f"{names}: {how} the same runs it is judged by, which flatters it a little"] if names else []
 
 
 def _absences(systems: Sequence[System], suites: Mapping[str, list[Task]]) -> list[str]:
-    """A line for each system that is not on every suite."""
-    found = []
+    """Return a line for each system that is not on every suite."""
+    notes = []
     for name, _, best in systems:
         absent = [suite for suite, tasks in suites.items() if not any(name in task.seeds for task in tasks)]
         if absent and not best:
-            found.append(f"{name}: no runs on {', '.join(absent)}")
-    return found
+            notes.append(f"{name}: no runs on {', '.join(absent)}")
+    return notes
 
 
 def _why(notes: Sequence[str]) -> str:
-    """The first note and how many more, as the end of a line."""
+    """Return the first note and how many more, as the end of a line."""
     more = f" (and {len(notes) - 1} more like it)" if len(notes) > 1 else ""
     return f"; {notes[0]}{more}" if notes else ""

@@ -29,7 +29,7 @@ class Count(tp.NamedTuple):
         return self.alone + self.tied
 
 
-class Together(tp.NamedTuple):
+class SuiteComparison(tp.NamedTuple):
     """Our systems and the paper's on those tasks of a suite that all of ours have."""
 
     tasks: list[str]
@@ -38,16 +38,16 @@ class Together(tp.NamedTuple):
     """mean over tasks of the mean absolute return, from 0 for a task's lowest system to 1 for its highest"""
 
 
-def marked(found: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+def mark_best(estimates: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     """Return the paper's figures under the names they have beside ours."""
-    return {f"{system}{MARK}": one for system, one in found.items()}
+    return {f"{system}{MARK}": one for system, one in estimates.items()}
 
 
 def counts(ours: Mapping[str, Mapping[str, Estimate]], families: Mapping[str, str]) -> list[Count]:
     """Return on how many tasks each of our systems is best of all, ours and the paper's others; of those it
     has in common with the paper. `ours` is {system: {task: absolute metric}}; `families` says what the paper
     calls each."""
-    found = []
+    counted = []
     for name, figures in ours.items():
         if (family := families[name]) not in paper.systems():
             continue
@@ -55,29 +55,31 @@ def counts(ours: Mapping[str, Mapping[str, Estimate]], families: Mapping[str, st
         for task, theirs in ((task, paper.of_task(task, "absolute")) for task in figures):
             if theirs.pop(family, None):
                 others = {n: x[task] for n, x in ours.items() if task in x and families[n] != family}
-                tables.append({name: figures[task]} | others | marked(theirs))
-        found.append(_count(name, tables))
-    return found
+                tables.append({name: figures[task]} | others | mark_best(theirs))
+        counted.append(_count(name, tables))
+    return counted
 
 
 def papers_counts(tasks: Iterable[str] | None = None) -> list[Count]:
     """Return the same of the paper's systems among themselves, on these tasks or on all."""
-    tables = [marked(paper.of_task(task, "absolute")) for task in (paper.tasks() if tasks is None else tasks)]
-    found = [_count(f"{system}{MARK}", tables) for system in paper.systems()]
-    return [one for one in found if one.tasks]
+    tables = [
+        mark_best(paper.of_task(task, "absolute")) for task in (paper.tasks() if tasks is None else tasks)
+    ]
+    counted = [_count(f"{system}{MARK}", tables) for system in paper.systems()]
+    return [one for one in counted if one.tasks]
 
 
 def _count(name: str, tables: Sequence[Mapping[str, Estimate]]) -> Count:
     here = [table for table in tables if name in table]
-    best = [found for table in here if name in (found := paper.marked(table)[0])]
+    best = [counted for table in here if name in (counted := paper.mark_best(table)[0])]
     clear = sum(
         all(table[name].low > other.high for n, other in table.items() if n != name) for table in here
     )
-    alone = sum(found == {name} for found in best)
+    alone = sum(counted == {name} for counted in best)
     return Count(name, len(here), alone, len(best) - alone, clear)
 
 
-def together(scores: Mapping[str, Scores], suite: str) -> Together | None:
+def suite_comparison(scores: Mapping[str, Scores], suite: str) -> SuiteComparison | None:
     """Return our systems beside the paper's on a suite, those with at least half the tasks of the one with
     most; None without any."""
     have = {name: [task for task in paper.tasks() if task in x] for name, x in scores.items()}
@@ -90,10 +92,10 @@ def together(scores: Mapping[str, Scores], suite: str) -> Together | None:
     rng, each = np.random.default_rng(0), []
     for task in tasks:
         own = {name: _ours({task: scores[name][task]}) for name in ours}
-        theirs = {name: _theirs(one, rng) for name, one in marked(paper.of_task(task, "absolute")).items()}
+        theirs = {name: _theirs(one, rng) for name, one in mark_best(paper.of_task(task, "absolute")).items()}
         each.append(_scaled(own | theirs))
     names = [name for name in each[0] if all(name in one for one in each)]
-    return Together(tasks, ours, {name: _over([one[name] for one in each]) for name in names})
+    return SuiteComparison(tasks, ours, {name: _over([one[name] for one in each]) for name in names})
 
 
 Drawn = tuple[float, np.ndarray]
@@ -113,10 +115,10 @@ def _theirs(figure: Estimate, rng: np.random.Generator) -> Drawn:
     return figure.value, figure.value + z * width / 1.96
 
 
-def _scaled(found: Mapping[str, Drawn]) -> dict[str, Drawn]:
-    low, high = (end(value for value, _ in found.values()) for end in (min, max))
+def _scaled(estimates: Mapping[str, Drawn]) -> dict[str, Drawn]:
+    low, high = (end(value for value, _ in estimates.values()) for end in (min, max))
     span = high - low if high > low else math.inf
-    return {name: ((value - low) / span, (x - low) / span) for name, (value, x) in found.items()}
+    return {name: ((value - low) / span, (x - low) / span) for name, (value, x) in estimates.items()}
 
 
 def _over(tasks: Sequence[Drawn]) -> Estimate:

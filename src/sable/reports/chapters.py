@@ -51,7 +51,7 @@ def make(results: Results, analysis: Analysis) -> list[Chapter]:
 
 
 def _evidence(results: Results, analysis: Analysis) -> Evidence:
-    systems = variants.named({one.system for one in results.series})
+    systems = variants.group_by_family({one.system for one in results.series})
     scores = variants.with_best(series.scores(results.series, MAIN), systems)
     runs = defaultdict(list)
     for one in results.series:
@@ -87,7 +87,7 @@ def _won(evidence: Evidence) -> Chapter:
     contest = {name: evidence.scores[name] for name in evidence.contest}
     tasks = [task for task in paper.tasks() if sum(task in own for own in contest.values()) > 1]
     contest = {name: {task: x for task, x in own.items() if task in tasks} for name, own in contest.items()}
-    won, bars = stats.won(contest), {}
+    won, bars = stats.task_wins(contest), {}
     for name, own in sorted(contest.items(), key=lambda pair: -len(won[pair[0]])):
         if own:
             bars[name] = _bar(len(won[name]), len(own))
@@ -103,7 +103,7 @@ def _won(evidence: Evidence) -> Chapter:
         missing=_lacking(len(tasks), len(paper.tasks())),
         command=PAPER,
         panels=[
-            Bars(title="Tasks won", x_label="share of tasks", bars=bars | beside.marked(theirs)),
+            Bars(title="Tasks won", x_label="share of tasks", bars=bars | beside.mark_best(theirs)),
             Bars(
                 title="Highest mean of all",
                 x_label="share of tasks",
@@ -187,7 +187,7 @@ def _table_1(evidence: Evidence) -> Chapter:
     columns += [family for family in place.values() if family in here and family not in columns]
 
     def row(label: str, found: Mapping[str, stats.Estimate]) -> list[str | Figure]:
-        best, overlapping = paper.marked(found)
+        best, overlapping = paper.mark_best(found)
         cells = {name: Figure(one, 2, name in best, name in overlapping) for name, one in found.items()}
         return [label, *(cells.get(name, "/") for name in columns)]
 
@@ -231,11 +231,11 @@ def _ablation(evidence: Evidence) -> Chapter:
         if found.efficiency:
             count = len(found.compared)
             panels.append(_efficiency(f"{_name(suite)}, {count} task{'s' * (count != 1)}", found))
-    columns = [*names, *beside.marked(dict.fromkeys(("mat", "sable")))]
+    columns = [*names, *beside.mark_best(dict.fromkeys(("mat", "sable")))]
     rows = []
     for task in tasks:
         own = {name: x for name, x in known[task].summaries[MAIN].items() if name in columns}
-        best, overlapping = paper.marked(own)
+        best, overlapping = paper.mark_best(own)
         cells = {name: Figure(x, 2, name in best, name in overlapping) for name, x in own.items()}
         rows.append([task, *(cells.get(name, "/") for name in columns)])
     caption = "Ablation: absolute metric, mean over seeds with 95 % bootstrap intervals, and the paper's"

@@ -36,7 +36,7 @@ _STYLE: tp.Any = {
 
 
 def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """File names and contents; `names` holds a plain file name for every task, suite and chapter."""
+    """Return file names and contents; `names` holds a plain file name for every task, suite and chapter."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -59,8 +59,8 @@ def draw(analysis: Analysis, names: dict[str, str]) -> Iterator[tuple[str, bytes
 
 
 def overview(analysis: Analysis, papers: Mapping[str, Mapping[str, tp.Any]]) -> bytes:
-    """The curves of all tasks as one SVG, small and side by side; `papers` are the paper's absolute metrics:
-    by task a mean and an interval, drawn across."""
+    """Return the curves of all tasks as one SVG, small and side by side; `papers` are the paper's absolute
+    metrics: by task a mean and an interval, drawn across."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -262,7 +262,7 @@ def _aggregates(figure: tp.Any, suite: Suite, order: Sequence[str], look: dict[s
 
 
 def _points(axes: tp.Any, estimates: dict[str, Estimate], look: dict[str, Look]) -> None:
-    """A row for each: its point, and its interval as a bar."""
+    """Draw a row for each: its point, and its interval as a bar."""
     for row, (name, (value, low, high)) in enumerate(estimates.items()):
         colour = PALETTE[look[name].colour][0]
         if np.isfinite(low):
@@ -274,5 +274,5 @@ def _points(axes: tp.Any, estimates: dict[str, Estimate], look: dict[str, Look])
 
 
 def _cut(name: str) -> str:
-    """As much of a name as there is room for."""
+    """Return as much of a name as there is room for."""
     return name if len(name) <= 24 else f"{name[:23]}…"

@@ -50,7 +50,7 @@ FIELDS = {
     "command": str,
 }
 """What a reader of rows may rely on; `make` has the rest."""
-STATED = ("commit", "earlier_commits", "command", "superseded")
+NOT_DERIVED = ("commit", "earlier_commits", "command", "superseded")
 """What does not follow from the data: the code that ran, and of a row that gave way to another, which and
 why."""
 NEUTRAL = ("video", "label")
@@ -62,8 +62,8 @@ Fields = tp.Mapping[str, tp.Any]
 
 
 def read(results: Path | None = None) -> list[Row]:
-    """The rows of the ledger in that folder. Without one: in `results` in the current folder, or where there
-    is none, those that came with sable."""
+    """Return the rows of the ledger in that folder. Without one: in `results` in the current folder, or where
+    there is none, those that came with sable."""
     if results is None and not (results := Path("results")).joinpath(LEDGER).is_file():
         place = shipped()
     else:
@@ -72,7 +72,7 @@ def read(results: Path | None = None) -> list[Row]:
         lines = place.read_text(encoding="utf-8").split("\n") if place.is_file() else []
     except (OSError, ValueError) as error:
         raise SableError(f"{place} cannot be read: {' '.join(str(error).split())}") from None
-    rows = [checked(line, f"{place} is damaged: line {k + 1}") for k, line in enumerate(lines) if line]
+    rows = [parse_row(line, f"{place} is damaged: line {k + 1}") for k, line in enumerate(lines) if line]
     if twice := next((row["row"] for k, row in enumerate(rows) if find(rows[:k], row["row"])), None):
         raise SableError(f"{place} is damaged: it has two rows {twice}")
     return rows
@@ -85,8 +85,8 @@ def shipped(package: Path = PACKAGE) -> Path:
     return built if built.is_file() else package.parents[1] / "results" / LEDGER
 
 
-def checked(line: str, where: str) -> Row:
-    """A line of the ledger as a row that can be relied on."""
+def parse_row(line: str, where: str) -> Row:
+    """Return a line of the ledger as a row that can be relied on."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -131,12 +131,12 @@ def _renamed(row: Row) -> Row:
 
 
 def find(rows: Sequence[Row], name: str) -> Row | None:
-    """The row of that name, if there is one."""
+    """Return the row of that name, if there is one."""
     return next((row for row in rows if row["row"] == name), None)
 
 
 def require(rows: Sequence[Row], name: str) -> Row:
-    """The row of that name; refused with the nearest ones where there is none."""
+    """Return the row of that name; refused with the nearest ones where there is none."""
     if row := find(rows, name):
         return row
     names = [row["row"] for row in rows]
@@ -147,23 +147,23 @@ def require(rows: Sequence[Row], name: str) -> Row:
     raise SableError(f"the ledger has no row {name!r}{hint} sable reproduce lists all {len(names)}")
 
 
-def name_of(run: RunConfig, name: str) -> str:
-    """What a run's row is called; `name` tells it from other rows of its task."""
+def row_name(run: RunConfig, name: str) -> str:
+    """Return what a run's row is called; `name` tells it from other rows of its task."""
     suite, task = suite_and_name(run.task)
-    return f"{runs.safe(suite)}/{runs.safe(task)}:{name}"
+    return f"{runs.safe_name(suite)}/{runs.safe_name(task)}:{name}"
 
 
 def folder(results: Path, row: Row) -> Path:
-    """Where a row's data lies."""
-    return results / _data(row["row"], row.get("superseded"))
+    """Return where a row's data lies."""
+    return results / _data_path(row["row"], row.get("superseded"))
 
 
-def _data(name: str, superseded: tp.Any) -> str:
+def _data_path(name: str, superseded: tp.Any) -> str:
     return (f"{SUPERSEDED}/" if superseded else "") + name.replace(":", "/")
 
 
-def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
-    """The row that a finished run, or what was kept of it, gives; all but `STATED`."""
+def make_row(directory: Path, row: str, superseded: tp.Any = None) -> Row:
+    """Return the row that a finished run, or what was kept of it, gives; all but `STATED`."""
     from sable.reports.read import read_run, system_name
 
     run, fields = runs.read_plain_config(directory)
@@ -175,22 +175,22 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
     if not series:
         raise SableError(f"{directory} is no run whose seeds share their settings")
     circumstances = [meta, *meta.get("resumed", [])]
-    elsewhere = protocol.of_protocol(run)
+    elsewhere = protocol.protocol_deviations(run)
     return {
         "row": row,
         "task": run.task,
         "system": system_name(run, fields),
-        "data": _data(row, superseded),
+        "data": _data_path(row, superseded),
         "sources": list(dict.fromkeys(one.get("source") for one in circumstances)),
         "config_hash": config_hash(data := runs.read_object(directory / "config.json")),
-        "device": ", ".join(dict.fromkeys(str(_within(one, "device", "kind")) for one in circumstances)),
-        "jax": ", ".join(dict.fromkeys(str(_within(one, "versions", "jax")) for one in circumstances)),
+        "device": ", ".join(dict.fromkeys(str(_get_nested(one, "device", "kind")) for one in circumstances)),
+        "jax": ", ".join(dict.fromkeys(str(_get_nested(one, "versions", "jax")) for one in circumstances)),
         "date": str(meta.get("finished"))[:10],
         "seeds": list(run.seeds),
         "absolute_return": [one.absolute for one in series],
         "halted_seeds": summary.get("halted_seeds"),
-        **_judged(run, fields, series, judge=not elsewhere),
-        "deviations": elsewhere + protocol.of_settings(run, fields),
+        **_judge(run, fields, series, judge=not elsewhere),
+        "deviations": elsewhere + protocol.setting_deviations(run, fields),
         "policies": policies(directory),
         "steps_per_second": _rounded(number(summary.get("steps_per_second"))),
         "device_minutes": _rounded(number(summary.get("wall_seconds")) / 60 * _num_devices(run, meta)),
@@ -199,7 +199,8 @@ def make(directory: Path, row: str, superseded: tp.Any = None) -> Row:
 
 
 def policies(directory: Path) -> dict[str, str]:
-    """The seeds whose best policy is kept beside a row's data, each with the SHA-256 sum of its weights."""
+    """Return the seeds whose best policy is kept beside a row's data, each with the SHA-256 sum of its
+    weights."""
     try:
         return {
             weights.parent.name: hashlib.sha256(read_regular(weights)).hexdigest()
@@ -210,17 +211,17 @@ def policies(directory: Path) -> dict[str, str]:
 
 
 def _num_devices(run: RunConfig, meta: tp.Mapping[str, tp.Any]) -> int:
-    count = _within(meta, "device", "count")
+    count = _get_nested(meta, "device", "count")
     return run.devices or (count if isinstance(count, int) else 1)
 
 
-def _judged(run: RunConfig, fields: Fields, series: "Sequence[Series]", judge: bool) -> Row:
-    """The absolute metric's mean with its interval, the paper's, and the verdict where the paper's protocol
-    was followed; and the same of all five summaries."""
+def _judge(run: RunConfig, fields: Fields, series: "Sequence[Series]", judge: bool) -> Row:
+    """Return the absolute metric's mean with its interval, the paper's, and the verdict where the paper's
+    protocol was followed; and the same of all five summaries."""
     from sable.reports import paper, stats, variants
     from sable.reports.read import variant
 
-    family = variants.named([variant(run.system, fields)])[0].family
+    family = variants.group_by_family([variant(run.system, fields)])[0].family
     each = [stats.summaries(one.returns, one.absolute) for one in series]
 
     def summary(name: str) -> Row:
@@ -235,8 +236,8 @@ def _judged(run: RunConfig, fields: Fields, series: "Sequence[Series]", judge: b
             "by_rounding": bool(judged and paper.by_rounding(ours, judged)),
         }
 
-    found = {name: summary(name) for name in stats.SUMMARIES}
-    return found["absolute"] | {"summaries": found}
+    summaries = {name: summary(name) for name in stats.SUMMARIES}
+    return summaries["absolute"] | {"summaries": summaries}
 
 
 def older_meaning(row: Row) -> list[meaning.Change]:
@@ -246,20 +247,20 @@ def older_meaning(row: Row) -> list[meaning.Change]:
 
 
 def outside_protocol(row: Row) -> list[str]:
-    """Those deviations of a row for which it has no verdict."""
+    """Return those deviations of a row for which it has no verdict."""
     return [text for text in row["deviations"] if text.partition(" ")[0] in protocol.PROTOCOL]
 
 
 def config_hash(data: tp.Mapping[str, tp.Any]) -> str:
-    """A fingerprint of the settings in a config.json: of those that matter to what is learnt."""
+    """Return a fingerprint of the settings in a config.json: of those that matter to what is learnt."""
     run = {name: value for name, value in data["run"].items() if name not in NEUTRAL}
     text = json.dumps({**data, "run": run}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def command(run: RunConfig, fields: Fields) -> str:
-    """The command that trains with these settings: a flag for each that is not this code's default for the
-    task. Of a system from outside sable, whose defaults are in its own code, that is every one."""
+    """Return the command that trains with these settings: a flag for each that is not this code's default for
+    the task. Of a system from outside sable, whose defaults are in its own code, that is every one."""
     usual = RunConfig(), None
     if run.system in SYSTEM_CONFIGS:
         usual = settings.resolve({"task": run.task, "system": run.system}, {})
@@ -269,8 +270,8 @@ def command(run: RunConfig, fields: Fields) -> str:
     count = len(run.seeds)
     every = run.seeds == tuple(range(count))
     words += ["--num-seeds", str(count)] if every else ["--seeds", *map(str, run.seeds)]
-    for given, default in zip((vars(run), fields), usual, strict=True):
-        for name, value in given.items():
+    for values, default in zip((vars(run), fields), usual, strict=True):
+        for name, value in values.items():
             if name not in ("task", "system", "seeds", *NEUTRAL) and value != getattr(default, name, None):
                 words += _flag(name.replace("_", "-"), value)
     return shlex.join(words)
@@ -282,54 +283,57 @@ def _flag(name: str, value: tp.Any) -> list[str]:
     return [f"--{name}", *map(str, value if isinstance(value, (tuple, list)) else (value,))]
 
 
-def mistakes(results: Path) -> list[str]:
-    """What does not hold about a ledger and its data: numbers that do not follow, data or a row missing."""
-    found, rows = [], read(results)
+def find_mistakes(results: Path) -> list[str]:
+    """Return what does not hold about a ledger and its data: numbers that do not follow, data or a row
+    missing."""
+    errors, rows = [], read(results)
     for row in rows:
         try:
-            made = make(folder(results, row), row["row"], row.get("superseded"))
+            derived_now = make_row(folder(results, row), row["row"], row.get("superseded"))
         except SableError as error:
-            found.append(f"{row['row']}: its data cannot be used: {error}")
+            errors.append(f"{row['row']}: its data cannot be used: {error}")
             continue
-        derived = {name: value for name, value in row.items() if name not in STATED}
-        wrong = sorted(name for name in derived.keys() | made.keys() if derived.get(name) != made.get(name))
+        derived = {name: value for name, value in row.items() if name not in NOT_DERIVED}
+        wrong = sorted(
+            name for name in derived.keys() | derived_now.keys() if derived.get(name) != derived_now.get(name)
+        )
         if wrong:
-            found.append(
+            errors.append(
                 f"{row['row']}: its {', '.join(wrong)} do not follow from its data (sable publish --remake "
                 "makes rows anew)"
             )
         if not isinstance(row.get("commit"), str):
-            found.append(f"{row['row']}: it names no commit")
+            errors.append(f"{row['row']}: it names no commit")
     known = {folder(results, row) for row in rows}
-    kept = (path.parent for path in sorted(results.rglob("config.json")))
-    found += [f"{path}: data without a row" for path in kept if path not in known]
+    folders = (path.parent for path in sorted(results.rglob("config.json")))
+    errors += [f"{path}: data without a row" for path in folders if path not in known]
     there = set(map(identity, rows))
     gone = (run for run in published(results) if run not in there)
-    return found + [f"{run}: this run was published and its row is gone" for run in gone]
+    return errors + [f"{run}: this run was published and its row is gone" for run in gone]
 
 
 def remake(results: Path) -> None:
     """Make every row anew from its data, by how rows are made and judged now."""
     rows = read(results)
-    made = [make(folder(results, row), row["row"], row.get("superseded")) for row in rows]
-    for before, now in zip(rows, made, strict=True):
+    new_rows = [make_row(folder(results, row), row["row"], row.get("superseded")) for row in rows]
+    for before, now in zip(rows, new_rows, strict=True):
         if before.get("policies") and before["policies"] != now["policies"]:
             place = folder(results, before) / POLICIES
             raise SableError(
                 f"{place} is not what was published, by the SHA-256 sums in its row: put it back"
             )
-    stated = ({name: row[name] for name in STATED if name in row} for row in rows)
-    write(results, [new | old for new, old in zip(made, stated, strict=True)])
+    stated = ({name: row[name] for name in NOT_DERIVED if name in row} for row in rows)
+    write(results, [new | old for new, old in zip(new_rows, stated, strict=True)])
 
 
 def identity(row: Row) -> str:
-    """Which run a row is of: what it was published as, the hash of its settings, its code."""
+    """Return which run a row is of: what it was published as, the hash of its settings, its code."""
     name = (row.get("superseded") or row)["row"]
     return f"{name} {row.get('config_hash')} {','.join(map(str, row.get('sources', ())))}"
 
 
 def published(results: Path) -> list[str]:
-    """The runs that were ever published, by their `identity`."""
+    """Return the runs that were ever published, by their `identity`."""
     place = results / PUBLISHED
     try:
         return place.read_text(encoding="utf-8").splitlines() if place.is_file() else []
@@ -345,16 +349,16 @@ def write(results: Path, rows: Sequence[Row]) -> None:
 
 
 def line(row: Row) -> str:
-    """A row as it stands in the ledger."""
-    return json.dumps(runs.plain(row), allow_nan=False)
+    """Return a row as it stands in the ledger."""
+    return json.dumps(runs.to_plain(row), allow_nan=False)
 
 
-def _within(data: tp.Any, *names: str) -> tp.Any:
+def _get_nested(data: tp.Any, *names: str) -> tp.Any:
     for name in names:
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
 def _rounded(value: float) -> float:
-    """As fine as can matter."""
+    """Round as fine as can matter."""
     return float(f"{value:.6g}")

@@ -32,7 +32,7 @@ class Look(tp.NamedTuple):
 
 
 def looks(systems: Sequence[System]) -> dict[str, Look]:
-    """Each system's look; the paper's systems have the same colours in every report."""
+    """Return each system's look; the paper's systems have the same colours in every report."""
     known = list(dict.fromkeys(system for _, _, system in paper.figures()))
     families = list(dict.fromkeys(system.family for system in systems))
     base = {family: ELSEWHERE.sub("", family) for family in families}
@@ -41,13 +41,13 @@ def looks(systems: Sequence[System]) -> dict[str, Look]:
     free = [k for k in range(len(PALETTE)) if k not in fixed.values()]
     # Where colours run out, dashes tell families apart.
     places = fixed | {family: (free + list(range(len(PALETTE))) * 9)[k] for k, family in enumerate(others)}
-    found = {}
+    looks_by_system = {}
     for family in families:
         again = sum(places[other] == places[family] for other in families[: families.index(family)])
         for k, system in enumerate(s for s in systems if s.family == family):
             dash = 3 if system.best else (k + again) % 3
-            found[system.name] = Look(places[family], dash, system.best)
-    return found
+            looks_by_system[system.name] = Look(places[family], dash, system.best)
+    return looks_by_system
 
 
 def chapter_looks(systems: Sequence[System], names: Sequence[str]) -> dict[str, Look]:
@@ -61,19 +61,20 @@ def chapter_looks(systems: Sequence[System], names: Sequence[str]) -> dict[str, 
 
 
 def decimals(values: Iterable[float]) -> int:
-    """Digits after the point that suit numbers of this size: two, as in the paper, fewer for large ones."""
+    """Return digits after the point that suit numbers of this size: two, as in the paper, fewer for large
+    ones."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 2 if largest < 100 else 1 if largest < 1000 else 0
 
 
 def number(value: float, digits: int) -> str:
-    """The number with so many decimals; nothing is ever minus zero."""
+    """Return the number with so many decimals; nothing is ever minus zero."""
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 def interval(estimate: Estimate, digits: int) -> str:
-    """`[low, high]`, or nothing without an interval."""
+    """Return `[low, high]`, or nothing without an interval."""
     if not math.isfinite(estimate.low):
         return ""
     return f"[{number(estimate.low, digits)}, {number(estimate.high, digits)}]"

@@ -33,7 +33,7 @@ MAVA |= {"ff_masac": "masac", "ff_hasac": "hasac"}
 
 
 def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
-    """The series as the schema wants them."""
+    """Return the series as the schema wants them."""
     data: dict[str, tp.Any] = {}
     for one in series:
         suite, task = suite_and_name(one.task)
@@ -48,7 +48,7 @@ def to_dict(series: Iterable[Series]) -> dict[str, tp.Any]:
 
 
 def read(path: Path) -> list[Series]:
-    """The series in a file, in its order."""
+    """Return the series in a file, in its order."""
     try:
         content = path.read_bytes()
         sums.check(path, content)
@@ -97,6 +97,7 @@ def _series(blocks: dict[str, tp.Any], task: str, system: str, *, seed: str, sou
 
 
 def _mean(block: dict[str, tp.Any]) -> float:
-    """The mean of a block's returns, one or one of each episode; nan where there is none, or a null."""
+    """Return the mean of a block's returns, one or one of each episode; nan where there is none, or a
+    null."""
     values = next((block[name] for name in RETURNS if name in block), np.nan)
     return float(np.mean(np.array(values, float)))

@@ -85,14 +85,16 @@ def _require_place(out: Path) -> None:
 
 
 def page(analysis: Analysis) -> str:
-    """The page: a template with its style, its scripts and the data in it."""
+    """Return the page: a template with its style, its scripts and the data in it."""
     folder = importlib.resources.files("sable.reports").joinpath("web")
 
     def text(name: str) -> str:
         return folder.joinpath(name).read_text(encoding="utf-8")
 
     # In JSON a < may be written \u003c, so that no name can end the script it stands in.
-    data = json.dumps(runs.plain(_data(analysis)), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(
+        runs.to_plain(_data(analysis)), allow_nan=False, separators=(",", ":"), ensure_ascii=False
+    )
     parts = {
         "palette": _palette(),
         "style": text("style.css"),
@@ -163,7 +165,7 @@ def _panel(panel: Panel) -> dict[str, tp.Any]:
 
 
 def _places(line: Line, digits: int) -> dict[str, tp.Any]:
-    """A line to draw: its ends alone where its places lie evenly between them."""
+    """Return a line to draw: its ends alone where its places lie evenly between them."""
     x = line.x.tolist()
     even = len(x) > 1 and np.allclose(line.x, np.linspace(x[0], x[-1], len(x)), rtol=1e-6)
     return {"x": [x[0], x[-1]], "at": None if even else x, "seeds": []} | _line(line.y, digits)
@@ -179,20 +181,20 @@ def _table(table: Table) -> dict[str, tp.Any]:
 
 
 def _suite(suite: Suite, contestants: Sequence[str]) -> dict[str, tp.Any]:
-    found = suite.aggregates
+    aggregates = suite.aggregates
     return {
         "name": suite.name,
         "tasks": [_task(task, contestants) for task in suite.tasks],
-        "compared": found.compared,
-        "leader": found.leader() if found.improvement else None,
-        "iqm": {name: _estimate(iqm) for name, iqm in found.iqm.items()},
+        "compared": aggregates.compared,
+        "leader": aggregates.leader() if aggregates.improvement else None,
+        "iqm": {name: _estimate(iqm) for name, iqm in aggregates.iqm.items()},
         "improvement": {
             name: {other: _estimate(chance) for other, chance in others.items()}
-            for name, others in found.improvement.items()
+            for name, others in aggregates.improvement.items()
         },
-        "profiles": {name: _line(shares, 3) for name, shares in found.profiles.items()},
-        "efficiency": {name: _line(returns, 4) for name, returns in found.efficiency.items()},
-        "steps": found.steps,
+        "profiles": {name: _line(shares, 3) for name, shares in aggregates.profiles.items()},
+        "efficiency": {name: _line(returns, 4) for name, returns in aggregates.efficiency.items()},
+        "steps": aggregates.steps,
     }
 
 
@@ -204,7 +206,7 @@ def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
         "winner": task.winner,
         "contested": sum(name in task.seeds for name in contestants) > 1,
         "summaries": {
-            summary: {name: _estimate(found) for name, found in systems.items()}
+            summary: {name: _estimate(estimate) for name, estimate in systems.items()}
             for summary, systems in task.summaries.items()
         },
         "curves": {name: _curve(curve) for name, curve in task.curves.items()},
@@ -217,48 +219,49 @@ def _task(task: Task, contestants: Sequence[str]) -> dict[str, tp.Any]:
 
 
 def _curve(curve: Curve) -> dict[str, tp.Any]:
-    """A curve to draw: its points lie evenly between the ends of x, its numbers as fine as can be seen."""
+    """Return a curve to draw: its points lie evenly between the ends of x, its numbers as fine as can be
+    seen."""
     values = np.stack(list(curve.seeds.values()))
     digits = _digits(float(np.ptp(values)) or float(np.abs(values).max()))
     seeds = [_rounded(seed, digits) for seed in values] if len(values) > 1 else []
     return {"x": [curve.steps[0], curve.steps[-1]], "seeds": seeds} | _line(curve.value, digits)
 
 
-def _line(found: Estimate, digits: int) -> dict[str, tp.Any]:
-    return {name: _rounded(values, digits) for name, values in found._asdict().items()}
+def _line(estimate: Estimate, digits: int) -> dict[str, tp.Any]:
+    return {name: _rounded(values, digits) for name, values in estimate._asdict().items()}
 
 
 def _rounded(values: np.ndarray, digits: int) -> list[float]:
-    """Rounded, whole numbers without a point; nan, as without an interval, stays."""
+    """Round values; whole numbers have no point, and nan, as without an interval, stays."""
     rounded = np.round(values, digits).tolist()
     return [int(x) if math.isfinite(x) and x == int(x) else x for x in rounded]
 
 
 def _whole(value: float) -> int | None:
-    """The nearest whole number; None for what is not known."""
+    """Return the nearest whole number; None for what is not known."""
     return round(value) if math.isfinite(value) else None
 
 
 def _digits(span: float) -> int:
-    """Decimals that divide a span into a few thousand."""
+    """Return decimals that divide a span into a few thousand."""
     return 3 - math.floor(math.log10(span)) if span > 0 else 3
 
 
-def _estimate(found: Estimate) -> list[float]:
-    return [float(f"{value:.6g}") for value in found]
+def _estimate(estimate: Estimate) -> list[float]:
+    return [float(f"{value:.6g}") for value in estimate]
 
 
 def _file_names(analysis: Analysis) -> dict[str, str]:
-    """A plain file name for every suite and task, no two alike on any file system."""
-    found: dict[str, str] = {}
+    """Return a plain file name for every suite and task, no two alike on any file system."""
+    names: dict[str, str] = {}
     for name in _all_names(analysis):
         plain = base = re.sub(r"[^a-z0-9._+=-]", "-", name.lower()).lstrip(".-") or "unnamed"
         number = 1
-        while plain in found.values():
+        while plain in names.values():
             number += 1
             plain = f"{base}-{number}"
-        found[name] = plain
-    return found
+        names[name] = plain
+    return names
 
 
 def _all_names(analysis: Analysis) -> Iterable[str]:

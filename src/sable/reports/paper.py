@@ -35,7 +35,7 @@ Verdict = tp.Literal["not below", "overlapping", "below"]
 
 @functools.cache
 def figures() -> dict[tuple[str, str, str], Estimate]:
-    """`{(summary, task, system): figure}`, the summaries those of `stats.SUMMARIES`."""
+    """Return `{(summary, task, system): figure}`, the summaries those of `stats.SUMMARIES`."""
     text = importlib.resources.files("sable.reports").joinpath("paper.csv").read_text(encoding="utf-8")
     return {
         (row["metric"], f"{row['suite']}/{row['task']}", row["system"]): _estimate(row)
@@ -48,8 +48,8 @@ def _estimate(row: tp.Mapping[str, str]) -> Estimate:
 
 
 def verdict(ours: Estimate, paper: Estimate) -> Verdict:
-    """`not below`: our value, rounded as the paper's, is not below its interval; `overlapping`: it is, but
-    the intervals share something; else, or without an interval of ours, `below`."""
+    """Return `not below`: our value, rounded as the paper's, is not below its interval; `overlapping`: it is,
+    but the intervals share something; else, or without an interval of ours, `below`."""
     if round(ours.value, DIGITS) >= paper.low:
         return "not below"
     return "overlapping" if round(ours.high, DIGITS) >= paper.low else "below"
@@ -84,14 +84,14 @@ def tasks() -> list[str]:
 
 def of_task(task: str, summary: str) -> dict[str, Estimate]:
     """Return the figures of all its systems on a task; none where it has not that task."""
-    return {s: found for s in systems() if (found := figures().get((summary, task, s)))}
+    return {s: figure for s in systems() if (figure := figures().get((summary, task, s)))}
 
 
-def marked(found: tp.Mapping[str, Estimate]) -> tuple[set[str], set[str]]:
+def mark_best(estimates: tp.Mapping[str, Estimate]) -> tuple[set[str], set[str]]:
     """Return who stands in bold and who has an asterisk: the highest, and whose interval overlaps that of the
     highest, by what is printed."""
-    shown = {name: Estimate(*(round(float(x), DIGITS) for x in one)) for name, one in found.items()}
-    top = max((one.value for one in shown.values()), default=0.0)
-    best = {name for name, one in shown.items() if one.value == top}
-    floor = min((shown[name].low for name in best if math.isfinite(shown[name].low)), default=top)
-    return best, {name for name, one in shown.items() if name not in best and one.high >= floor}
+    rounded = {name: Estimate(*(round(float(x), DIGITS) for x in one)) for name, one in estimates.items()}
+    top = max((one.value for one in rounded.values()), default=0.0)
+    best = {name for name, one in rounded.items() if one.value == top}
+    floor = min((rounded[name].low for name in best if math.isfinite(rounded[name].low)), default=top)
+    return best, {name for name, one in rounded.items() if name not in best and one.high >= floor}

@@ -18,7 +18,7 @@ from sable.runs import directory as runs
 from sable.runs import provenance, sums
 from sable.training.loggers.logger import GZIP_SUFFIX, METRICS
 
-KEPT = ("started", "finished", "wall_seconds", "git", "source", "versions", "device")
+META_KEYS = ("started", "finished", "wall_seconds", "git", "source", "versions", "device")
 """What is kept of meta.json: nothing about folders and machines."""
 
 
@@ -28,18 +28,18 @@ def publish(
     export: Callable[[Path], Path],
     *,
     name: str | None = None,
-    other_protocol: bool = False,
+    allow_deviations: bool = False,
     replace: bool = False,
     reason: str = "",
 ) -> list[Row]:
-    """The new rows of the ledger in `results`, with their data kept there; all of the runs are published or
-    none. `export` answers the folder with the best policy of every seed of a run. A row that gives way to
-    another stays, superseded for that reason."""
-    if name is not None and (runs.safe(name) != name or not name.strip(".")):
+    """Return the new rows of the ledger in `results`, with their data kept there; all of the runs are
+    published or none. `export` answers the folder with the best policy of every seed of a run. A row that
+    gives way to another stays, superseded for that reason."""
+    if name is not None and (runs.safe_name(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     rows, new = ledger.read(results), {}
     for directory in map(runs.find, directories):
-        row = _row(directory, name, rows, other_protocol)
+        row = _row(directory, name, rows, allow_deviations)
         if row["row"] in new:
             raise SableError(f"{directory}: {row['row']} is given twice; publish one of them under a --name")
         _refuse_again(directory, row, rows, replace)
@@ -54,8 +54,8 @@ def publish(
             if line := sums.unchecked(directory):
                 print(f"sable: {line}", file=sys.stderr)
             place = ledger.folder(results, row)
-            rows = _make_way(results, rows, row, reason)
-            _keep(directory, policies, place)
+            rows = _supersede(results, rows, row, reason)
+            _copy_data(directory, policies, place)
             row["policies"] = ledger.policies(place)
         if new:
             ledger.write(results, rows)
@@ -64,8 +64,9 @@ def publish(
     return [row for _, row in new.values()]
 
 
-def _make_way(results: Path, rows: Sequence[Row], row: Row, reason: str) -> list[Row]:
-    """The rows with this one: where one of its name is, in its place, and that one behind it, superseded."""
+def _supersede(results: Path, rows: Sequence[Row], row: Row, reason: str) -> list[Row]:
+    """Return the rows with this one: where one of its name is, in its place, and that one behind it,
+    superseded."""
     before = ledger.find(rows, row["row"])
     if before is None:
         return [*rows, row]
@@ -86,7 +87,7 @@ def _make_way(results: Path, rows: Sequence[Row], row: Row, reason: str) -> list
 
 
 def _difference(before: Row, row: Row) -> str:
-    """What a row has that the one before it had not, in a few words."""
+    """Return what a row has that the one before it had not, in a few words."""
     pairs = [(row["settings"][part], before["settings"].get(part, {})) for part in ("run", "config")]
     pairs = [
         (renamed.current(now, dict.fromkeys(now)), renamed.completed(then, dict.fromkeys(now)))
@@ -97,8 +98,8 @@ def _difference(before: Row, row: Row) -> str:
     return f"run again with another {', '.join(names)}" if names else "run again with other code"
 
 
-def _row(directory: Path, name: str | None, rows: Sequence[Row], other_protocol: bool) -> Row:
-    """The run's row; refused where it has not finished or what it ran cannot be told."""
+def _row(directory: Path, name: str | None, rows: Sequence[Row], allow_deviations: bool) -> Row:
+    """Return the run's row; refused where it has not finished or what it ran cannot be told."""
     from sable.reports.read import system_name
 
     run, fields = runs.read_plain_config(directory)
@@ -108,11 +109,11 @@ def _row(directory: Path, name: str | None, rows: Sequence[Row], other_protocol:
         raise SableError(f"{directory} has no {METRICS}: it is not as training left it")
     if name is None:
         name = _usual_name(rows, run.task, system_name(run, fields))
-    row = ledger.make(directory, ledger.name_of(run, name))
-    if (outside := ledger.outside_protocol(row)) and not other_protocol:
+    row = ledger.make_row(directory, ledger.row_name(run, name))
+    if (outside := ledger.outside_protocol(row)) and not allow_deviations:
         raise SableError(
             f"{directory} is not by the paper's protocol: {', '.join(outside)}; with "
-            "--other-protocol its row says so"
+            "--allow-deviations its row says so"
         )
     commits = [provenance.commit_of(source) if source else None for source in row["sources"]]
     if None in commits:
@@ -122,7 +123,7 @@ def _row(directory: Path, name: str | None, rows: Sequence[Row], other_protocol:
         )
     *earlier, commit = commits
     row |= {"commit": commit, "earlier_commits": earlier, "command": ledger.command(run, fields)}
-    return ledger.checked(ledger.line(row), f"{directory}: its row")
+    return ledger.parse_row(ledger.line(row), f"{directory}: its row")
 
 
 def _usual_name(rows: Sequence[Row], task: str, system: str) -> str:
@@ -139,11 +140,12 @@ def _usual_name(rows: Sequence[Row], task: str, system: str) -> str:
 
 
 def _safe(label: str) -> str:
-    return re.sub("-+", "-", runs.safe(label)).strip("-")
+    return re.sub("-+", "-", runs.safe_name(label)).strip("-")
 
 
 def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool) -> None:
-    """Every run counts: a number is replaced by one of other settings or code, never by a luckier one."""
+    """Refuse a run that was published. Every run counts: a number is replaced by one of other settings or
+    code, never by a luckier one."""
     before = ledger.find(rows, row["row"])
     if before is not None and not replace:
         raise SableError(
@@ -157,14 +159,14 @@ def _refuse_again(directory: Path, row: Row, rows: Sequence[Row], replace: bool)
         )
 
 
-def _keep(directory: Path, policies: Path | None, place: Path) -> None:
+def _copy_data(directory: Path, policies: Path | None, place: Path) -> None:
     """Put what a report needs of a run, and its policies, into the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     sums.remove(place)
     meta = runs.read_meta(directory)
-    resumed = [{key: one[key] for key in KEPT if key in one} for one in meta.get("resumed", [])]
-    kept = {key: meta[key] for key in KEPT if key in meta}
-    runs.write_json(place / "meta.json", kept | ({"resumed": resumed} if resumed else {}))
+    resumed = [{key: one[key] for key in META_KEYS if key in one} for one in meta.get("resumed", [])]
+    excerpt = {key: meta[key] for key in META_KEYS if key in meta}
+    runs.write_json(place / "meta.json", excerpt | ({"resumed": resumed} if resumed else {}))
     for file in ("config.json", "summary.json"):
         write_atomically(place / file, (directory / file).read_bytes())
     # Without the time, so that the same metrics are the same bytes.

@@ -24,7 +24,7 @@ VARIANTS = ("memory", "rms_norm", "swiglu")
 
 
 class Cost(tp.NamedTuple):
-    """What a run took. Memory is the device's, on a CPU the process's."""
+    """The cost of a run. Memory is the device's, on a CPU the process's."""
 
     task: str
     system: str
@@ -45,12 +45,12 @@ class Results(tp.NamedTuple):
 
 
 def read(paths: Iterable[str | Path]) -> Results:
-    """All finished runs in or below these folders, and in these marl-eval JSON files."""
-    found: dict[tuple[str, str, str], Series] = {}
+    """Return all finished runs in or below these folders, and in these marl-eval JSON files."""
+    series_by_seed: dict[tuple[str, str, str], Series] = {}
     notes: list[str] = []
     costs: list[Cost] = []
     unchecked: list[Path] = []
-    for top, place in ((Path(path), place) for path in paths for place in _places(Path(path))):
+    for top, place in ((Path(path), place) for path in paths for place in _find_runs(Path(path))):
         if SUPERSEDED in place.relative_to(top).parts:
             notes.append(f"{place}: left out: its row gave way to another")
             continue
@@ -66,19 +66,19 @@ def read(paths: Iterable[str | Path]) -> Results:
             if problem := one.problem():
                 notes.append(f"{place}: {whose} left out: {problem}")
                 continue
-            before = found.get(key := (one.task, one.system, one.seed), one)
-            found[key] = one if one.steps[-1] >= before.steps[-1] else before
+            before = series_by_seed.get(key := (one.task, one.system, one.seed), one)
+            series_by_seed[key] = one if one.steps[-1] >= before.steps[-1] else before
             if before is not one:
                 both = f"in {before.source} and {place}"
-                notes.append(f"{whose} is there twice, {both}; {found[key].source} counts")
+                notes.append(f"{whose} is there twice, {both}; {series_by_seed[key].source} counts")
     if unchecked:
         others = f" (and {len(unchecked) - 1} more runs)" if unchecked[1:] else ""
         notes.append(f"{sums.unchecked(unchecked[0])}{others}")
-    return Results(list(found.values()), notes + _unequal(found.values()), costs)
+    return Results(list(series_by_seed.values()), notes + _length_notes(series_by_seed.values()), costs)
 
 
 def read_run(directory: Path) -> tuple[list[Series], list[str]]:
-    """The series of one run, whatever is in them, and notes; no series where it has not finished."""
+    """Return the series of one run, whatever is in them, and notes; no series where it has not finished."""
     if (directory / "points.json").is_file():
         return [], [f"{directory}: left out: a batch of a tuning study, whose seeds differ in their settings"]
     run, fields = runs.read_plain_config(directory)
@@ -100,7 +100,7 @@ def read_run(directory: Path) -> tuple[list[Series], list[str]]:
 
 
 def read_cost(directory: Path) -> Cost:
-    """What a finished run took; nan where it does not say."""
+    """Return what a finished run took; nan where it does not say."""
     run, fields = runs.read_plain_config(directory)
     summary, device = runs.read_summary(directory), runs.read_meta(directory).get("device")
     return Cost(
@@ -159,15 +159,15 @@ def system_name(run: RunConfig, fields: Mapping[str, tp.Any]) -> str:
 
 
 def variant(system: str, fields: Mapping[str, tp.Any]) -> str:
-    """The system's name with those of its switches that are not at their defaults; with all of them where the
-    defaults are in a module of the user's own, which nobody who only reads imports."""
+    """Return the system's name with those of its switches that are not at their defaults; with all of them
+    where the defaults are in a module of the user's own, which nobody who only reads imports."""
     defaults = vars(SYSTEM_CONFIGS[system]()) if system in SYSTEM_CONFIGS else {}
     changed = [name for name in VARIANTS if name in fields and fields[name] != defaults.get(name)]
     return " ".join([system, *(name if fields[name] else f"no {name}" for name in changed)])
 
 
-def _places(path: Path) -> list[Path]:
-    """The file, or the run folders in or below the folder."""
+def _find_runs(path: Path) -> list[Path]:
+    """Return the file, or the run folders in or below the folder."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -182,8 +182,9 @@ def _places(path: Path) -> list[Path]:
     return sorted(places)
 
 
-def _unequal(series: Iterable[Series]) -> list[str]:
-    """A line for each task whose runs differ in length by more than rounding to whole updates explains."""
+def _length_notes(series: Iterable[Series]) -> list[str]:
+    """Return a line for each task whose runs differ in length by more than rounding to whole updates
+    explains."""
     ends = defaultdict(set)
     for one in series:
         ends[one.task].add(int(one.steps[-1]))

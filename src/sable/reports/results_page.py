@@ -23,7 +23,7 @@ def write(results: Path) -> Path | None:
     the README; the page's path."""
     if not (page := results.parent / PAGE).is_file():
         return None
-    if wrong := ledger.mistakes(results):
+    if wrong := ledger.find_mistakes(results):
         raise SableError(
             f"{page} is left as it was: {wrong[0]}" + f" (and {len(wrong) - 1} more)" * (len(wrong) > 1)
         )
@@ -45,9 +45,9 @@ def write(results: Path) -> Path | None:
 
 
 def section_of(text: str) -> str | None:
-    """What a page has between the marks; None without them."""
-    found = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
-    return found[1] if found else None
+    """Return what a page has between the marks; None without them."""
+    match = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
+    return match[1] if match else None
 
 
 def _with(text: str, section: str) -> str:
@@ -91,9 +91,9 @@ def _overview(rows: Sequence[Row]) -> list[str]:
     usual = sum(not row["deviations"] for row in current)
 
     def line(name: str) -> list[str]:
-        found = [row["summaries"][name] for row in judged]
-        count = Counter(one["verdict"] for one in found)
-        rounded = sum(one["by_rounding"] for one in found)
+        summaries = [row["summaries"][name] for row in judged]
+        count = Counter(one["verdict"] for one in summaries)
+        rounded = sum(one["by_rounding"] for one in summaries)
         return [_long(name), *map(str, (count["not below"], rounded, count["overlapping"], count["below"]))]
 
     head = ["summary", "not below", "of these by rounding only", "overlapping", "below"]
@@ -109,10 +109,10 @@ def _device_time(rows: Sequence[Row]) -> str:
     """Return the hours that devices spent on rows, those of Sable on the paper's tasks by themselves."""
 
     def hours(which: Callable[[Row], tp.Any]) -> str:
-        found: Counter[str] = Counter()
+        by_device: Counter[str] = Counter()
         for row in filter(which, rows):
-            found[row["device"]] += row["device_minutes"] / 60
-        return ", ".join(f"{spent:.2f} on {device}" for device, spent in found.items()) or "0"
+            by_device[row["device"]] += row["device_minutes"] / 60
+        return ", ".join(f"{spent:.2f} on {device}" for device, spent in by_device.items()) or "0"
 
     def counts(row: Row) -> bool:
         return bool(
@@ -129,11 +129,13 @@ def _device_time(rows: Sequence[Row]) -> str:
 
 def _older(rows: Iterable[Row]) -> list[str]:
     """Return which rows were made when training with their settings meant something else, and what."""
-    found: dict[str, list[str]] = {}
+    rows_by_change: dict[str, list[str]] = {}
     for row in rows:
         if changes := ledger.older_meaning(row):
-            found.setdefault(meaning.in_words(changes), []).append(_name(row))
-    return [f"Of an older meaning, when {what}: {', '.join(names)}." for what, names in found.items()]
+            rows_by_change.setdefault(meaning.describe_changes(changes), []).append(_name(row))
+    return [
+        f"Of an older meaning, when {what}: {', '.join(names)}." for what, names in rows_by_change.items()
+    ]
 
 
 def _name(row: Row) -> str:
@@ -163,9 +165,9 @@ def _cells(row: Row) -> list[str]:
 def _summary_cells(row: Row, names: Iterable[str]) -> list[str]:
     """Return our figure, the paper's and the verdict of each of these summaries."""
 
-    def cell(found: Row) -> str:
-        ours, theirs = _figures_of(found)
-        return "; ".join(filter(None, (ours, theirs, _verdict(found))))
+    def cell(summary: Row) -> str:
+        ours, theirs = _figures_of(summary)
+        return "; ".join(filter(None, (ours, theirs, _verdict(summary))))
 
     return [_name(row), *(cell(row["summaries"][name]) for name in names)]
 
@@ -176,23 +178,25 @@ def _superseded_cells(row: Row) -> list[str]:
     return [_name(row), ours, why, f"`{row['commit'][:10]}`", f"{row['device_minutes']:.1f}"]
 
 
-def _figures_of(found: Row) -> tuple[str, str]:
+def _figures_of(summary: Row) -> tuple[str, str]:
     """Return our mean with its interval, and the paper's."""
     from sable.reports.looks import decimals, interval, number
     from sable.reports.stats import Estimate
 
-    paper = found["paper"]
-    digits = decimals([found["mean"], paper["mean"]] if paper else [found["mean"]])
+    paper = summary["paper"]
+    digits = decimals([summary["mean"], paper["mean"]] if paper else [summary["mean"]])
 
     def figure(mean: float, pair: Sequence[float] | None) -> str:
         estimate = Estimate(mean, *(pair or (float("nan"),) * 2))
         return f"{number(mean, digits)} {interval(estimate, digits)}".strip()
 
-    return figure(found["mean"], found["interval"]), figure(paper["mean"], paper["interval"]) if paper else ""
+    return figure(summary["mean"], summary["interval"]), figure(
+        paper["mean"], paper["interval"]
+    ) if paper else ""
 
 
-def _verdict(found: Row) -> str:
-    return f"{found['verdict'] or ''}{', by rounding' if found['by_rounding'] else ''}"
+def _verdict(summary: Row) -> str:
+    return f"{summary['verdict'] or ''}{', by rounding' if summary['by_rounding'] else ''}"
 
 
 def _long(summary: str) -> str:
@@ -211,21 +215,21 @@ _NUMBERS |= {"of these by rounding only", "overlapping", "below"}
 
 
 def _by_suite(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    by_suite: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row["row"].partition("/")[0], []).append(row)
-    return found
+        by_suite.setdefault(row["row"].partition("/")[0], []).append(row)
+    return by_suite
 
 
 def _figures(results: Path, rows: Sequence[Row]) -> dict[str, bytes]:
-    """A figure of every suite's curves, by file name."""
+    """Return a figure of every suite's curves, by file name."""
     from sable.reports import figures
     from sable.reports.analysis import analyse
     from sable.reports.read import read
 
     drawn: dict[str, bytes] = {}
     for suite, own in _by_suite([row for row in rows if not row.get("superseded")]).items():
-        found = analyse(read([ledger.folder(results, row) for row in own]))
+        analysis = analyse(read([ledger.folder(results, row) for row in own]))
         papers: dict[str, tp.Any] = {row["task"]: row["paper"] for row in own if row["paper"]}
-        drawn[f"figures/{suite}.svg"] = figures.overview(found, papers)
+        drawn[f"figures/{suite}.svg"] = figures.overview(analysis, papers)
     return drawn

@@ -221,7 +221,7 @@ def chunks(results: Results, analysis: Analysis) -> Chapter:
                 title=name,
                 y_label="absolute return",
                 lines={"sable": Line(x, y)},
-                references=beside.marked({"sable": theirs["sable"]} if theirs else {}),
+                references=beside.mark_best({"sable": theirs["sable"]} if theirs else {}),
                 x_label="chunk, time steps",
                 dots=True,
             ),

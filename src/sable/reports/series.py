@@ -24,7 +24,7 @@ class Series:
     source: Path
 
     def problem(self) -> str | None:
-        """Why no score can be made of it, if so."""
+        """Return why no score can be made of it, if so."""
         if not self.returns.size:
             return "it has no evaluations"
         odd = self.steps[~np.isfinite(self.returns)]
@@ -36,26 +36,26 @@ class Series:
 
 
 def scores(series: Iterable[Series], summary: str = "absolute") -> dict[str, dict[str, np.ndarray]]:
-    """`{system: {task: one score per seed}}`, each one of `stats.SUMMARIES`."""
-    found = defaultdict(lambda: defaultdict(list))
+    """Return `{system: {task: one score per seed}}`, each one of `stats.SUMMARIES`."""
+    grouped = defaultdict(lambda: defaultdict(list))
     for one in series:
-        found[one.system][one.task].append(stats.summaries(one.returns, one.absolute)[summary])
-    return {system: {t: np.array(x) for t, x in tasks.items()} for system, tasks in found.items()}
+        grouped[one.system][one.task].append(stats.summaries(one.returns, one.absolute)[summary])
+    return {system: {t: np.array(x) for t, x in tasks.items()} for system, tasks in grouped.items()}
 
 
 def curves(
     series: Sequence[Series], points: int = 60
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
-    """Every task's common time axis, and `{system: {task: [runs, points]}}` along it.
+    """Return every task's common time axis, and `{system: {task: [runs, points]}}` along it.
 
     Systems are evaluated at different steps: between two evaluations returns are interpolated, and nothing is
     said of steps that not all runs of a task have reached.
     """
-    axes, found = {}, defaultdict(lambda: defaultdict(list))
+    axes, grouped = {}, defaultdict(lambda: defaultdict(list))
     for task in dict.fromkeys(one.task for one in series):
         here = [one for one in series if one.task == task]
         begin, end = max(one.steps[0] for one in here), min(one.steps[-1] for one in here)
         axes[task] = np.linspace(begin, end, points)
         for one in here:
-            found[one.system][task].append(np.interp(axes[task], one.steps, one.returns))
-    return axes, {system: {t: np.stack(x) for t, x in tasks.items()} for system, tasks in found.items()}
+            grouped[one.system][task].append(np.interp(axes[task], one.steps, one.returns))
+    return axes, {system: {t: np.stack(x) for t, x in tasks.items()} for system, tasks in grouped.items()}

@@ -32,34 +32,34 @@ class Estimate(tp.NamedTuple):
 
 
 def summaries(series: Sequence[float] | Array, absolute: float) -> dict[str, float]:
-    """The paper's five summaries of one run, from its evaluations in order and its absolute metric."""
+    """Return the paper's five summaries of one run, from its evaluations in order and its absolute metric."""
     series = np.asarray(series, float)
-    found = series.mean(), series.max(), series[-1], absolute, iqm(series, np.ones((1, series.size)))[0]
-    return dict(zip(SUMMARIES, map(float, found), strict=True))
+    values = series.mean(), series.max(), series[-1], absolute, iqm(series, np.ones((1, series.size)))[0]
+    return dict(zip(SUMMARIES, map(float, values), strict=True))
 
 
 def mean(x: Array, drawn: Array) -> Array:
-    """The mean of each resample."""
+    """Return the mean of each resample."""
     return drawn @ x / drawn.sum(-1)
 
 
 def iqm(x: Array, drawn: Array) -> Array:
-    """The interquartile mean of each resample: the mean of its middle half."""
+    """Return the interquartile mean of each resample: the mean of its middle half."""
     order = np.argsort(x, kind="stable")
     until = np.cumsum(drawn[:, order], axis=-1)
     cut = until[:, -1:] // 4
-    kept = np.diff(np.clip(until, cut, until[:, -1:] - cut), axis=-1, prepend=cut)
-    return kept @ x[order] / kept.sum(-1)
+    weights = np.diff(np.clip(until, cut, until[:, -1:] - cut), axis=-1, prepend=cut)
+    return weights @ x[order] / weights.sum(-1)
 
 
 def estimate(scores: Scores, statistic: Statistic = iqm, *, reps: int = REPS, seed: int = 0) -> Estimate:
-    """A statistic over all runs of all tasks."""
+    """Return a statistic over all runs of all tasks."""
     x, drawn = _pool(scores), _draw(scores, reps, seed)
     return _interval(statistic(x, np.ones((1, x.size)))[0], statistic(x, drawn), scores)
 
 
 def difference(x: Sequence[float] | Array, y: Sequence[float] | Array, *, reps: int = REPS) -> Estimate:
-    """The mean of x less that of y, two samples that may be of different size.
+    """Return the mean of x less that of y, two samples that may be of different size.
 
     What deviates from its own mean is pooled, of one or two runs alone no spread could be told; and scaled
     up by what fitting two means took of it.
@@ -75,7 +75,7 @@ def difference(x: Sequence[float] | Array, y: Sequence[float] | Array, *, reps: 
 def curve(
     series: Mapping[str, Array], statistic: Statistic = iqm, *, reps: int = REPS // 5, seed: int = 0
 ) -> Estimate:
-    """A statistic at every evaluation, from `{task: [runs, evaluations]}`: a learning curve, or sample
+    """Return a statistic at every evaluation, from `{task: [runs, evaluations]}`: a learning curve, or sample
     efficiency."""
     lengths = {np.shape(runs)[1] for runs in series.values()}
     if len(lengths) != 1:
@@ -88,15 +88,15 @@ def curve(
 
 
 def profile(scores: Scores, thresholds: Array, *, reps: int = REPS, seed: int = 0) -> Estimate:
-    """The share of runs that score above each threshold: a performance profile."""
+    """Return the share of runs that score above each threshold: a performance profile."""
     x, drawn = _pool(scores), _draw(scores, reps, seed)
     above = (x[:, None] > thresholds).astype(float)
     return _interval(above.mean(0), drawn @ above / x.size, scores)
 
 
 def improvement(scores: Scores, over: Scores, *, reps: int = REPS, seed: int = 0) -> Estimate:
-    """The chance that a run beats one of another system on the same task, ties counting half; mean over
-    tasks."""
+    """Return the chance that a run beats one of another system on the same task, ties counting half; mean
+    over tasks."""
     if scores.keys() != over.keys():
         alone = sorted(scores.keys() ^ over.keys())
         raise SableError(f"systems can only be compared on tasks both have; only one has {_listed(alone)}")
@@ -110,9 +110,9 @@ def improvement(scores: Scores, over: Scores, *, reps: int = REPS, seed: int = 0
     return _interval(np.mean(values), np.mean(resampled, axis=0), scores, over)
 
 
-def normalised(systems: Mapping[str, Scores]) -> dict[str, dict[str, Array]]:
-    """The scores of several systems, every task's from 0 for its lowest to 1 for its highest of all systems'
-    runs; a half where all are the same."""
+def normalise(systems: Mapping[str, Scores]) -> dict[str, dict[str, Array]]:
+    """Return the scores of several systems, every task's from 0 for its lowest to 1 for its highest of all
+    systems' runs; a half where all are the same."""
     tasks = sorted({task for scores in systems.values() for task in scores})
     low, high = {}, {}
     for task in tasks:
@@ -127,9 +127,9 @@ def normalised(systems: Mapping[str, Scores]) -> dict[str, dict[str, Array]]:
     return {name: {task: scaled(task, x) for task, x in scores.items()} for name, scores in systems.items()}
 
 
-def won(systems: Mapping[str, Scores], *, reps: int = REPS, seed: int = 0) -> dict[str, list[str]]:
-    """For each system, the tasks it wins: where its chance of improvement over every other that has the task
-    lies above one half with its whole interval. With a single run there is no interval, and no win."""
+def task_wins(systems: Mapping[str, Scores], *, reps: int = REPS, seed: int = 0) -> dict[str, list[str]]:
+    """Return for each system the tasks it wins: where its chance of improvement over every other that has the
+    task lies above one half with its whole interval. With a single run there is no interval, and no win."""
     wins: dict[str, list[str]] = {name: [] for name in systems}
     for task in dict.fromkeys(task for scores in systems.values() for task in scores):
         here = {name: {task: scores[task]} for name, scores in systems.items() if task in scores}
@@ -144,7 +144,7 @@ def won(systems: Mapping[str, Scores], *, reps: int = REPS, seed: int = 0) -> di
 
 
 def _pool(scores: Scores) -> Array:
-    """All runs of all tasks in a row."""
+    """Return all runs of all tasks in a row."""
     if not scores:
         raise SableError("there are no scores")
     for task, x in scores.items():
@@ -154,7 +154,7 @@ def _pool(scores: Scores) -> Array:
 
 
 def _draw(scores: Scores, reps: int, seed: int) -> Array:
-    """How often each run is drawn in each resample, [reps, n], task after task."""
+    """Return how often each run is drawn in each resample, [reps, n], task after task."""
     rng = np.random.default_rng(seed)
     return np.hstack([_drawn(len(x), reps, rng) for x in scores.values()])
 

@@ -10,31 +10,31 @@ from sable.reports.analysis import MAIN, Analysis, Suite, Task
 from sable.reports.looks import decimals
 from sable.reports.read import Cost
 from sable.reports.stats import Estimate
-from sable.reports.typeset import PREAMBLE, Figure, Table, escaped, to_latex, to_markdown
+from sable.reports.typeset import PREAMBLE, Figure, Table, escape, to_latex, to_markdown
 
 LONG = {"mean": "mean over training", "max": "max over training", "final": "final"}
 LONG |= {"absolute": "absolute metric", "iqm": "IQM over training"}
 
 
 def markdown(analysis: Analysis, names: dict[str, str]) -> str:
-    """The report in Markdown, with links to the figures in `figures/`."""
+    """Return the report in Markdown, with links to the figures in `figures/`."""
     parts = ["# Sable report", to_markdown(wins(analysis))]
     if analysis.notes:
-        parts += ["## To know about these runs", "\n".join(f"- {escaped(note)}" for note in analysis.notes)]
+        parts += ["## To know about these runs", "\n".join(f"- {escape(note)}" for note in analysis.notes)]
     if analysis.paper:
         parts += ["## Beside the paper", *map(to_markdown, best_of_all(analysis) + verdicts(analysis))]
     parts += chapters(analysis, names)
     for suite in analysis.suites:
-        parts.append(f"## {escaped(suite.name)}")
+        parts.append(f"## {escape(suite.name)}")
         if suite.aggregates.iqm:
             parts += [
                 to_markdown(aggregates(suite)),
-                f"![{escaped(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
+                f"![{escape(suite.name)}](figures/{names[f'suite {suite.name}']}.svg)",
             ]
         parts += [to_markdown(scores(suite, summary)) for summary in stats.SUMMARIES]
-        own = together(suite) + beside(analysis, suite) + costs(suite)
+        own = suite_comparison(suite) + beside(analysis, suite) + costs(suite)
         parts += map(to_markdown, own)
-        parts += [f"![{escaped(task.name)}](figures/{names[task.name]}.svg)" for task in suite.tasks]
+        parts += [f"![{escape(task.name)}](figures/{names[task.name]}.svg)" for task in suite.tasks]
     return "\n\n".join(parts) + "\n"
 
 
@@ -42,21 +42,21 @@ def chapters(analysis: Analysis, names: dict[str, str]) -> list[str]:
     """Return the paper's figures and tables in Markdown."""
     parts = ["## The paper's figures and tables"] if analysis.chapters else []
     for chapter in analysis.chapters:
-        parts += [f"### {escaped(chapter.title)}", escaped(chapter.text)]
+        parts += [f"### {escape(chapter.title)}", escape(chapter.text)]
         if chapter.missing:
-            parts.append(f"{escaped(chapter.missing)}. `{chapter.command}` makes what is missing.")
+            parts.append(f"{escape(chapter.missing)}. `{chapter.command}` makes what is missing.")
         if chapter.panels:
-            parts.append(f"![{escaped(chapter.title)}](figures/{names[f'paper {chapter.key}']}.svg)")
+            parts.append(f"![{escape(chapter.title)}](figures/{names[f'paper {chapter.key}']}.svg)")
         parts += map(to_markdown, chapter.tables)
     return parts
 
 
 def latex(analysis: Analysis) -> str:
-    """All tables in LaTeX."""
+    """Return all tables in LaTeX."""
     parts = [[wins(analysis), *best_of_all(analysis), *verdicts(analysis)]]
     parts += [chapter.tables for chapter in analysis.chapters if chapter.tables]
     for suite in analysis.suites:
-        own = [scores(suite, s) for s in stats.SUMMARIES] + together(suite)
+        own = [scores(suite, s) for s in stats.SUMMARIES] + suite_comparison(suite)
         own += beside(analysis, suite) + costs(suite)
         parts.append([aggregates(suite), *own] if suite.aggregates.iqm else own)
     # LaTeX holds only so many tables back before it must place them.
@@ -64,7 +64,7 @@ def latex(analysis: Analysis) -> str:
 
 
 def wins(analysis: Analysis) -> Table:
-    """How many tasks each system wins against every other, suite by suite."""
+    """Return how many tasks each system wins against every other, suite by suite."""
     rows = []
     for name in analysis.contestants:
         own = [sum(task.winner == name for task in suite.tasks) for suite in analysis.suites]
@@ -74,7 +74,7 @@ def wins(analysis: Analysis) -> Table:
 
 
 def aggregates(suite: Suite) -> Table:
-    """A suite's normalised scores, and the chance that the leader beats each."""
+    """Return a suite's normalised scores, and the chance that the leader beats each."""
     leader = suite.aggregates.leader()
     chances = suite.aggregates.improvement[leader]
     rows = [
@@ -88,14 +88,14 @@ def aggregates(suite: Suite) -> Table:
 
 
 def scores(suite: Suite, summary: str) -> Table:
-    """One summary of every task of a suite and every system."""
+    """Return one summary of every task of a suite and every system."""
     systems = list(dict.fromkeys(name for task in suite.tasks for name in task.summaries[summary]))
 
     def row(task: Task) -> list[tp.Any]:
-        found = task.summaries[summary]
-        digits, best, overlapping = task_digits(task), highest(found), overlaps(found)
+        estimates = task.summaries[summary]
+        digits, best, overlapping = task_digits(task), highest(estimates), overlaps(estimates)
         cells = [
-            Figure(found[name], digits, name in best, name in overlapping) if name in found else ""
+            Figure(estimates[name], digits, name in best, name in overlapping) if name in estimates else ""
             for name in systems
         ]
         return [_short(task.name), *cells]
@@ -105,28 +105,28 @@ def scores(suite: Suite, summary: str) -> Table:
     return Table(caption, ["task", *systems], [row(task) for task in suite.tasks])
 
 
-def highest(found: Mapping[str, Estimate]) -> set[str]:
+def highest(estimates: Mapping[str, Estimate]) -> set[str]:
     """Return who has the highest value; beside the paper's, which are rounded, once rounded alike."""
-    if any(name.endswith(beside_paper.MARK) for name in found):
-        return paper.marked(found)[0]
-    top = max(estimate.value for estimate in found.values())
-    return {name for name, estimate in found.items() if estimate.value == top}
+    if any(name.endswith(beside_paper.MARK) for name in estimates):
+        return paper.mark_best(estimates)[0]
+    top = max(estimate.value for estimate in estimates.values())
+    return {name for name, estimate in estimates.items() if estimate.value == top}
 
 
 def overlaps(found: Mapping[str, Estimate]) -> set[str]:
     """Return whose interval overlaps that of the highest."""
     if any(name.endswith(beside_paper.MARK) for name in found):
-        return paper.marked(found)[1]
+        return paper.mark_best(found)[1]
     best = highest(found)
     floor = min(found[name].low for name in best)
     return {name for name, estimate in found.items() if name not in best and estimate.high >= floor}
 
 
-def together(suite: Suite) -> list[Table]:
+def suite_comparison(suite: Suite) -> list[Table]:
     """Return how our systems and the paper's stand over the tasks of a suite that all of ours have."""
-    if suite.together is None:
+    if suite.suite_comparison is None:
         return []
-    tasks, _, scores = suite.together
+    tasks, _, scores = suite.suite_comparison
     rows = [[name, Figure(one, 2, name in highest(scores))] for name, one in scores.items()]
     count = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
     caption = (
@@ -149,12 +149,15 @@ def best_of_all(analysis: Analysis) -> list[Table]:
 
 
 def costs(suite: Suite) -> list[Table]:
-    """What the runs of a suite took, where they say."""
+    """Return what the runs of a suite took, where they say."""
     systems = list(dict.fromkeys(name for task in suite.tasks for name in task.costs))
 
     def row(task: Task) -> list[str]:
-        found = (task.costs.get(name) for name in systems)
-        return [_short(task.name), *(f"{short(c.steps_per_second)}, {memory(c)}" if c else "" for c in found)]
+        costs_by_system = (task.costs.get(name) for name in systems)
+        return [
+            _short(task.name),
+            *(f"{short(c.steps_per_second)}, {memory(c)}" if c else "" for c in costs_by_system),
+        ]
 
     devices = dict.fromkeys(c.device for task in suite.tasks for c in task.costs.values())
     caption = f"{suite.name}: environment steps of all seeds a second, and peak memory ({', '.join(devices)})"
@@ -162,22 +165,23 @@ def costs(suite: Suite) -> list[Table]:
 
 
 def memory(cost: Cost) -> str:
-    """The most memory in use, in words."""
+    """Return the most memory in use, in words."""
     if not math.isfinite(cost.peak_memory_bytes):
         return "memory not known"
     return f"{cost.peak_memory_bytes / 1e9:.2f} GB"
 
 
 def short(value: float) -> str:
-    """A large number in few signs: 1,234,567 is 1.23M."""
+    """Return a large number in few signs: 1,234,567 is 1.23M."""
     size = next((k for k in (2, 1) if value >= 1000**k), 0)
     return f"{value / 1000**size:.3g}{('', 'k', 'M')[size]}"
 
 
 def beside(analysis: Analysis, suite: Suite) -> list[Table]:
-    """For each system of the paper: our absolute metrics on a suite's tasks, the paper's, and the verdict."""
+    """Return for each system of the paper: our absolute metrics on a suite's tasks, the paper's, and the
+    verdict."""
     digits = {task.name: task_digits(task) for task in suite.tasks}
-    found = [one for one in analysis.paper if one.task in digits and one.summary == MAIN]
+    comparisons = [one for one in analysis.paper if one.task in digits and one.summary == MAIN]
     return [
         Table(
             f"{suite.name}: {system} beside the paper, {LONG[MAIN]}",
@@ -189,16 +193,16 @@ def beside(analysis: Analysis, suite: Suite) -> list[Table]:
                     Figure(one.paper, digits[one.task], False),
                     one.verdict,
                 ]
-                for one in found
+                for one in comparisons
                 if one.system == system
             ],
         )
-        for system in dict.fromkeys(one.system for one in found)
+        for system in dict.fromkeys(one.system for one in comparisons)
     ]
 
 
 def verdicts(analysis: Analysis) -> list[Table]:
-    """For each summary, how many tasks of each system are not below the paper, overlapping, below."""
+    """Return for each summary, how many tasks of each system are not below the paper, overlapping, below."""
     kinds = ("not below", "overlapping", "below")
 
     def row(summary: str, system: str) -> list[str]:
@@ -214,8 +218,10 @@ def verdicts(analysis: Analysis) -> list[Table]:
 
 
 def task_digits(task: Task) -> int:
-    """Decimals that suit a task's scores."""
-    return decimals(estimate.value for found in task.summaries.values() for estimate in found.values())
+    """Return decimals that suit a task's scores."""
+    return decimals(
+        estimate.value for by_system in task.summaries.values() for estimate in by_system.values()
+    )
 
 
 def _short(task: str) -> str:

@@ -44,18 +44,18 @@ class Figure(tp.NamedTuple):
 def to_markdown(table: Table) -> str:
     def cell(content: str | Figure) -> str:
         if isinstance(content, str):
-            return escaped(content)
+            return escape(content)
         value = number(content.estimate.value, content.digits)
         value = f"**{value}**" if content.highest else value + r"\*" * content.overlaps
         return f"{value} {interval(content.estimate, content.digits)}".strip()
 
     rule = ["---", *["---:"] * (len(table.head) - 1)]
-    lines = [[escaped(text) for text in table.head], rule, *([cell(c) for c in row] for row in table.rows)]
-    return f"{escaped(table.caption)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[escape(text) for text in table.head], rule, *([cell(c) for c in row] for row in table.rows)]
+    return f"{escape(table.caption)}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown and HTML show as it is."""
+def escape(text: str) -> str:
+    """Return text that Markdown and HTML show as it is."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", flat)
 

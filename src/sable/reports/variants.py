@@ -24,8 +24,8 @@ class System(tp.NamedTuple):
     best: bool
 
 
-def named(names: Iterable[str]) -> list[System]:
-    """The systems, families in the paper's order and then by name, each followed by its best."""
+def group_by_family(names: Iterable[str]) -> list[System]:
+    """Return the systems, families in the paper's order and then by name, each followed by its best."""
     families, taken = defaultdict(list), set(names)
     for name in sorted(taken):
         families[re.sub(r" (no )?memory\b| compute(-dtype)?=\w+", "", name)].append(name)
@@ -35,13 +35,13 @@ def named(names: Iterable[str]) -> list[System]:
         base = ELSEWHERE.sub("", family)
         return order.index(base) if base in order else len(order), family
 
-    found = []
+    grouped = []
     for family in sorted(families, key=place):
-        found += [System(name, family, False) for name in families[family]]
+        grouped += [System(name, family, False) for name in families[family]]
         if len(families[family]) > 1:
             best = f"{family} (best)"
-            found.append(System(best if best not in taken else f"{best} here", family, True))
-    return found
+            grouped.append(System(best if best not in taken else f"{best} here", family, True))
+    return grouped
 
 
 def is_changed(family: str) -> bool:
@@ -51,17 +51,17 @@ def is_changed(family: str) -> bool:
 
 
 def with_best(scores: Mapping[str, Scores], systems: Sequence[System]) -> dict[str, Scores]:
-    """The scores, and those of each family's better variant task by task."""
-    found = {name: dict(tasks) for name, tasks in scores.items()}
+    """Return the scores, and those of each family's better variant task by task."""
+    best_scores = {name: dict(tasks) for name, tasks in scores.items()}
     for name, family, best in systems:
         if best:
-            chosen = _better(scores, [s.name for s in systems if s.family == family and not s.best])
-            found[name] = {task: scores[member][task] for task, member in chosen.items()}
-    return {system.name: found[system.name] for system in systems}
+            members = _best_member(scores, [s.name for s in systems if s.family == family and not s.best])
+            best_scores[name] = {task: scores[member][task] for task, member in members.items()}
+    return {system.name: best_scores[system.name] for system in systems}
 
 
-def _better(scores: Mapping[str, Scores], members: Sequence[str]) -> dict[str, str]:
-    """For each task the member with the highest mean score."""
+def _best_member(scores: Mapping[str, Scores], members: Sequence[str]) -> dict[str, str]:
+    """Return for each task the member with the highest mean score."""
     tasks = dict.fromkeys(task for member in members for task in scores[member])
     return {
         task: max((m for m in members if task in scores[m]), key=lambda m: np.mean(scores[m][task]))
@@ -70,6 +70,6 @@ def _better(scores: Mapping[str, Scores], members: Sequence[str]) -> dict[str, s
 
 
 def contestants(systems: Sequence[System]) -> list[str]:
-    """The best of every family; the variants themselves where there is but one family."""
+    """Return the best of every family; the variants themselves where there is but one family."""
     families = {system.family: system.name for system in systems}  # a best comes last in its family
     return list(families.values()) if len(families) > 1 else [s.name for s in systems if not s.best]

@@ -61,7 +61,7 @@ def of(meta: Mapping[str, tp.Any]) -> Circumstances:
     parts = (meta.get(name) for name in ("versions", "device"))
     versions, device = (part if isinstance(part, dict) else {} for part in parts)
     on_cpu = device.get("platform") == "cpu"
-    found = {
+    circumstances = {
         "jax": versions.get("jax"),
         "jaxlib": versions.get("jaxlib"),
         "device kind": device.get("kind"),
@@ -70,7 +70,7 @@ def of(meta: Mapping[str, tp.Any]) -> Circumstances:
         "thread pool": meta.get("thread_pool") if on_cpu else None,  # a GPU's results do not depend on it
         "source": meta.get("source"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in circumstances.items() if value is not None}
 
 
 def earlier(meta: Mapping[str, tp.Any], facts: Mapping[str, tp.Any]) -> list[Circumstances]:
@@ -95,11 +95,11 @@ def compare(directory: Path, earlier: Sequence[Circumstances], now: Circumstance
 
 def differences(earlier: Sequence[Circumstances], now: Circumstances) -> list[str]:
     """Return what is otherwise now, as far as both say."""
-    found = []
+    changes = []
     for name, value in now.items():
         others = dict.fromkeys(str(one[name]) for one in earlier if one.get(name, value) != value)
-        found += [f"{name} {value} instead of {' and '.join(others)}"] if others else []
-    return found
+        changes += [f"{name} {value} instead of {' and '.join(others)}"] if others else []
+    return changes
 
 
 def _program() -> str:
@@ -108,7 +108,7 @@ def _program() -> str:
 
 
 def version(package: str) -> str | None:
-    """What is installed of it; None where it is only on the path."""
+    """Return what is installed of it; None where it is only on the path."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -123,19 +123,19 @@ def _device() -> dict[str, tp.Any]:
 
 
 def _cpu() -> str:
-    """The processor's model: what one rounds, another may round otherwise."""
+    """Return the processor's model: what one rounds, another may round otherwise."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
-            return found[1].strip()
+        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return model[1].strip()
     return platform.processor() or platform.machine()
 
 
 def _thread_pool() -> int | None:
-    """Threads of XLA's CPU pool, on which the last bits of a result depend."""
-    given = os.environ.get("NPROC", "")
-    if given.isdigit():
-        return int(given)
+    """Return threads of XLA's CPU pool, on which the last bits of a result depend."""
+    value = os.environ.get("NPROC", "")
+    if value.isdigit():
+        return int(value)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

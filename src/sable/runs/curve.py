@@ -16,8 +16,8 @@ _COLOUR = "#0b7285"
 
 
 def draw_curve(directory: Path, absolute: Sequence[float] | None = None) -> Path | None:
-    """The picture curve.png of a run's evaluation returns, drawn from its metrics, with a line at the mean of
-    the `absolute` returns; None without any metrics."""
+    """Return the picture curve.png of a run's evaluation returns, drawn from its metrics, with a line at the
+    mean of the `absolute` returns; None without any metrics."""
     rows = [row for row in read_rows(directory / METRICS) if math.isfinite(number(row.get(RETURN)))]
     if not rows:
         return None
@@ -45,7 +45,7 @@ def draw_curve(directory: Path, absolute: Sequence[float] | None = None) -> Path
 
 
 def _draw_returns(axes: tp.Any, rows: list[Row]) -> None:
-    """Each seed thin, their mean bold, the span between lowest and highest shaded."""
+    """Draw each seed thin, their mean bold, the span between lowest and highest shaded."""
     seeds = sorted({row["seed"] for row in rows})
     by_steps: dict[int, list[float]] = {}
     for row in rows:
@@ -73,7 +73,7 @@ def _draw_returns(axes: tp.Any, rows: list[Row]) -> None:
 
 
 def _draw_absolute(axes: tp.Any, absolute: Sequence[float]) -> None:
-    """A dashed line at the best parameters' return, where the run has finished."""
+    """Draw a dashed line at the best parameters' return, where the run has finished."""
     mean, _ = mean_and_std(list(absolute))
     if math.isfinite(mean):
         axes.axhline(mean, color="0.35", linestyle="--", linewidth=1.2, label=f"best parameters: {mean:.3g}")
@@ -85,7 +85,7 @@ def _title(config: dict[str, tp.Any]) -> str:
 
 
 def _read_object(path: Path) -> dict[str, tp.Any]:
-    """The JSON object in `path`, or an empty one where there is none."""
+    """Return the JSON object in `path`, or an empty one where there is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

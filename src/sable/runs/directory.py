@@ -44,8 +44,9 @@ CLAIM = ".claim"
 
 
 def place(out: Path, run: RunConfig, name: str | None) -> Path:
-    """Where the run would go; refused, with nothing written, where that is taken or cannot be written."""
-    if name is not None and (safe(name) != name or not name.strip(".")):
+    """Return where the run would go; refused, with nothing written, where that is taken or cannot be
+    written."""
+    if name is not None and (safe_name(name) != name or not name.strip(".")):
         raise SableError(f"name={name!r} must be a plain folder name of letters, digits and . _ + = -")
     parent = folder(out, run)
     require_unicode(parent)
@@ -60,9 +61,9 @@ def place(out: Path, run: RunConfig, name: str | None) -> Path:
 
 
 def folder(out: Path, run: RunConfig) -> Path:
-    """The folder of all runs of that task and system."""
+    """Return the folder of all runs of that task and system."""
     suite, task = suite_and_name(run.task)
-    return out.expanduser() / safe(suite) / safe(task) / safe(run.system)
+    return out.expanduser() / safe_name(suite) / safe_name(task) / safe_name(run.system)
 
 
 @contextlib.contextmanager
@@ -83,15 +84,15 @@ def claim_new(out: Path, run: RunConfig, config: SystemConfig, name: str | None 
         yield directory
 
 
-def plan(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
-    """A new run directory with config.json in it, which a resume will begin; imports no jax."""
+def create_pending(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+    """Return a new run directory with config.json in it, which a resume will begin; imports no jax."""
     with claim_new(out, run, config, name) as directory:
         return directory
 
 
 def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
-    """A new run directory that begins now: with config.json and meta.json."""
-    directory = plan(out, run, config, name)
+    """Return a new run directory that begins now: with config.json and meta.json."""
+    directory = create_pending(out, run, config, name)
     begin(directory)
     return directory
 
@@ -126,10 +127,10 @@ def discard(directory: Path) -> None:
 def claim(directory: Path) -> tp.Iterator[Path]:
     """Hold a run, or any folder, for this process; refused while another process, on this machine or on one
     that shares its disk, holds it. A claim ends with its process, however that ends."""
-    with writing(directory):
+    with explaining_write_errors(directory):
         file = (directory / CLAIM).open("a+")
     with file:
-        if not _locked(file, patience=1.0):
+        if not _try_lock(file, patience=1.0):
             raise Claimed(f"{directory} is being worked on by another process: {holder(directory)}")
         if not os.fstat(file.fileno()).st_nlink:  # its holder removed the folder before letting go
             raise Claimed(f"{directory} was removed by another process; try again")
@@ -139,12 +140,12 @@ def claim(directory: Path) -> tp.Iterator[Path]:
         yield directory
 
 
-def claimed(directory: Path) -> bool:
-    """Whether some process holds the folder right now."""
+def is_claimed(directory: Path) -> bool:
+    """Return whether some process holds the folder right now."""
     if not (directory / CLAIM).is_file():
         return False
     with (directory / CLAIM).open("r+") as file:
-        return not _locked(file)
+        return not _try_lock(file)
 
 
 def holder(directory: Path) -> str:
@@ -158,8 +159,8 @@ class Claimed(SableError):
     """Somebody else is at work there."""
 
 
-def _locked(file: tp.IO, patience: float = 0.0) -> bool:
-    """Whether the lock on a file could be had; with some patience for those who only ask about it."""
+def _try_lock(file: tp.IO, patience: float = 0.0) -> bool:
+    """Return whether the lock on a file could be had; with some patience for those who only ask about it."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -181,8 +182,8 @@ def finish(directory: Path, summary: dict[str, tp.Any]) -> None:
     """Write the time the run took into meta.json, summary.json, which makes the run a finished one, and last
     the sums of its files."""
     sums.remove(directory)
-    took = {"finished": circumstances.now(), "wall_seconds": summary.get("wall_seconds")}
-    write_json(directory / "meta.json", read_meta(directory) | took)
+    timing = {"finished": circumstances.now(), "wall_seconds": summary.get("wall_seconds")}
+    write_json(directory / "meta.json", read_meta(directory) | timing)
     write_json(directory / "summary.json", summary)
     sums.write(directory)
 
@@ -204,7 +205,7 @@ def reopen(directory: Path) -> None:
 
 
 def find(path: str | Path) -> Path:
-    """The folder of the run at `path`."""
+    """Return the folder of the run at `path`."""
     directory = Path(path).expanduser()
     if not directory.is_dir():
         raise SableError(f"{directory} is not a run: there is no such folder")
@@ -223,7 +224,7 @@ def refuse_batch(directory: Path) -> None:
 
 
 def read_config(directory: Path, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
-    """What the run was asked to do; refused where its system is from outside sable and not covered by
+    """Return what the run was asked to do; refused where its system is from outside sable and not covered by
     `trust`."""
     data = read_object(find(directory) / "config.json")
     try:
@@ -242,7 +243,8 @@ def refuse_older_meaning(directory: Path) -> None:
 
 
 def read_plain_config(directory: Path) -> tuple[RunConfig, dict[str, tp.Any]]:
-    """The same with the system's fields as plain data, whatever the system: no name in it is imported."""
+    """Return the same with the system's fields as plain data, whatever the system: no name in it is
+    imported."""
     data = read_object(find(directory) / "config.json")
     try:
         return settings.plain_from_dict(data)
@@ -260,7 +262,7 @@ def how_to_resume(directory: Path) -> str:
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """One row per seed and evaluation, in the order they were written."""
+    """Return one row per seed and evaluation, in the order they were written."""
     path = directory / METRICS
     if (content := read_metrics_file(path)) is None:
         return []
@@ -269,7 +271,7 @@ def read_metrics(directory: Path) -> list[Row]:
 
 
 def read_summary(directory: Path) -> dict[str, tp.Any]:
-    """What came out of a finished run."""
+    """Return what came out of a finished run."""
     if not (directory / "summary.json").is_file():
         resume = how_to_resume(directory)
         raise SableError(f"{directory} has no summary.json: the run has not finished; go on with {resume}")
@@ -277,7 +279,7 @@ def read_summary(directory: Path) -> dict[str, tp.Any]:
 
 
 def read_meta(directory: Path) -> dict[str, tp.Any]:
-    """Where and with what the run ran; nothing where it does not say."""
+    """Return where and with what the run ran; nothing where it does not say."""
     if not (directory / "meta.json").is_file():
         sums.refuse_missing(directory / "meta.json")
         return {}
@@ -295,29 +297,31 @@ def read_meta(directory: Path) -> dict[str, tp.Any]:
 
 def write_json(path: Path, data: tp.Any) -> None:
     """Make `data` the content of the JSON file `path`, whole or not at all; what is not finite is null."""
-    write_atomically(path, (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(to_plain(data), indent=2, allow_nan=False) + "\n").encode())
 
 
-def plain(data: tp.Any) -> tp.Any:
-    """`data` as JSON can hold it: arrays as lists, paths as text, numbers that are not finite as None."""
+def to_plain(data: tp.Any) -> tp.Any:
+    """Return `data` as JSON can hold it: arrays as lists, paths as text, numbers that are not finite as
+    None."""
     if isinstance(data, dict):
-        return {str(name): plain(value) for name, value in data.items()}
+        return {str(name): to_plain(value) for name, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [plain(value) for value in data]
+        return [to_plain(value) for value in data]
     if hasattr(data, "tolist"):
-        return plain(data.tolist())
+        return to_plain(data.tolist())
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return str(data) if isinstance(data, Path) else data
 
 
-def safe(part: str) -> str:
-    """`part` with what does not belong in a folder's name replaced: humanoid_9|8 becomes humanoid_9-8."""
+def safe_name(part: str) -> str:
+    """Return `part` with what does not belong in a folder's name replaced: humanoid_9|8 becomes
+    humanoid_9-8."""
     return re.sub(r"[^A-Za-z0-9._+=-]", "-", part)
 
 
 def _make_folder(out: Path, run: RunConfig, name: str | None) -> Path:
-    """The folder of a new run, made."""
+    """Return the folder of a new run, made."""
     while True:
         directory = place(out, run, name)
         try:
@@ -339,7 +343,7 @@ def _refuse_used(directory: Path) -> None:
 
 
 def _untaken(parent: Path) -> Path:
-    """A folder in `parent` named by the time, numbered where two runs start within a second."""
+    """Return a folder in `parent` named by the time, numbered where two runs start within a second."""
     stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
     number = 0
     while (directory := parent / (stamp + (f"-{number}" if number else ""))).exists():
@@ -358,8 +362,8 @@ def _require_writable(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(directory: Path) -> tp.Iterator[None]:
-    """Says in one line that the disk or the folder does not take what is written to a run, which can go on
+def explaining_write_errors(directory: Path) -> tp.Iterator[None]:
+    """Say in one line that the disk or the folder does not take what is written to a run, which can go on
     later."""
     try:
         yield
@@ -377,7 +381,7 @@ def _cannot_write(directory: Path, error: OSError) -> SableError:
 
 
 def read_object(path: Path) -> dict[str, tp.Any]:
-    """The JSON object in a file, which is what was written, as far as there are sums."""
+    """Return the JSON object in a file, which is what was written, as far as there are sums."""
     try:
         content = read_regular(path, MOST_JSON)
         sums.check(path, content)

@@ -25,7 +25,7 @@ from sable.types import Rollout
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """The programs `sable train` would run for this configuration. Nothing is compiled before it is asked
     for, and nothing but `start` fills the device."""
 
@@ -70,7 +70,7 @@ class Rehearsal:
     def rollout(self) -> Rollout:
         """The shapes of one seed's rollout."""
         one, length = self._one_seed, self.config.rollout_length
-        gather = partial(collect, self.env, self.system, length=length, pool_size=1)
+        gather = partial(collect, self.env, self.system, length=length, reset_pool_size=1)
         return jax.eval_shape(gather, one.learner, one.rollout_state, one.key)[1]
 
     @cached_property
@@ -96,7 +96,7 @@ class Rehearsal:
         return memory.program_bytes(self.unit) + memory.tree_bytes(self.state.best)
 
     def start(self) -> State:
-        """The state the run would begin with."""
+        """Return the state the run would begin with."""
         begin = self._compiled("start", map_seeds(self.program.start), self._seeds)
         return devices.put_state(begin(self._seeds), devices.state_shardings(self.compiler.mesh, self.state))
 
@@ -125,11 +125,11 @@ class Timing(tp.NamedTuple):
     cpu_seconds: float
 
 
-def timed(
+def time_calls(
     call: Callable[[tp.Any], tp.Any], state: tp.Any, repeats: int, patience: float = math.inf
 ) -> tuple[Timing, tp.Any]:
-    """How long `call`, which is fed what it last returned, takes after one call that warms up, and what it
-    returned. Once the calls took longer than `patience` together, there are no more."""
+    """Return how long `call`, which is fed what it last returned, takes after one call that warms up, and
+    what it returned. Once the calls took longer than `patience` together, there are no more."""
     walls, cpus = [], []
     for _ in range(1 + repeats):
         wall, cpu = time.perf_counter(), time.process_time()

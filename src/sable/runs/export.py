@@ -36,7 +36,7 @@ class Step(tp.NamedTuple):
 
 
 def step(policy: Policy, *, greedy: bool) -> Step:
-    """What `policy.step` does. Sampling needs a key, which the memory then holds as two numbers."""
+    """Return what `policy.step` does. Sampling needs a key, which the memory then holds as two numbers."""
     # The others only pay on large devices.
     if getattr(policy.config, "decoding", "sequential") != "sequential":
         config = replace(policy.config, decoding="sequential")  # pyright: ignore[reportCallIssue]
@@ -65,7 +65,7 @@ def step(policy: Policy, *, greedy: bool) -> Step:
 
 
 def stablehlo(policy: Policy, *, greedy: bool) -> bytes:
-    """The step as `jax.export` serialises it, for any batch, on a CPU or an NVIDIA GPU."""
+    """Return the step as `jax.export` serialises it, for any batch, on a CPU or an NVIDIA GPU."""
     from jax import export
 
     one = step(policy, greedy=greedy)
@@ -75,13 +75,13 @@ def stablehlo(policy: Policy, *, greedy: bool) -> bytes:
         return jax.ShapeDtypeStruct(array.shape if name == "key" else (batch, *array.shape[1:]), array.dtype)
 
     memory = {name: shape(name, array) for name, array in one.memory.items()}
-    given = [shape("", array) for array in (one.views, one.legal, one.first)]
-    exported = export.export(jax.jit(one.function), platforms=PLATFORMS)(memory, *given)
+    inputs = [shape("", array) for array in (one.views, one.legal, one.first)]
+    exported = export.export(jax.jit(one.function), platforms=PLATFORMS)(memory, *inputs)
     return bytes(exported.serialize())
 
 
 def onnx(policy: Policy) -> bytes:
-    """The step as an ONNX graph, for any batch; of actions the most probable ones, since ONNX has no
+    """Return the step as an ONNX graph, for any batch; of actions the most probable ones, since ONNX has no
     reproducible noise."""
     try:
         from jax2onnx import to_onnx
@@ -94,8 +94,8 @@ def onnx(policy: Policy) -> bytes:
         action, after = one.function(dict(zip(names, memory, strict=True)), views, legal, first)
         return (action, *(after[name] for name in names))
 
-    given = [one.views, one.legal, one.first, *one.memory.values()]
-    shapes = [jax.ShapeDtypeStruct(("batch", *array.shape[1:]), array.dtype) for array in given]
+    inputs = [one.views, one.legal, one.first, *one.memory.values()]
+    shapes = [jax.ShapeDtypeStruct(("batch", *array.shape[1:]), array.dtype) for array in inputs]
     try:
         model = to_onnx(
             flat,
@@ -121,7 +121,7 @@ def write(policy: Policy, folder: Path, *, format: str) -> None:
             f"{name}.stablehlo": stablehlo(policy, greedy=name == "greedy") for name in ("sampled", "greedy")
         }
     one = step(policy, greedy=format == "onnx")
-    given = {"views": one.views, "legal": one.legal, "first": one.first}
+    inputs = {"views": one.views, "legal": one.legal, "first": one.first}
     for name, content in files.items():
         write_atomically(folder / name, content)
     about = {
@@ -132,7 +132,7 @@ def write(policy: Policy, folder: Path, *, format: str) -> None:
         "jax": jax.__version__,
         "platforms": list(PLATFORMS) if format == "stablehlo" else ["any ONNX runtime"],
         "sha256": {name: checkpoint.sha256(folder / name) for name in files},
-        "inputs": {name: _kind(name, array) for name, array in given.items()},
+        "inputs": {name: _kind(name, array) for name, array in inputs.items()},
         "memory": {name: _kind(name, array) for name, array in one.memory.items()},
         "actions": _actions(policy),
     }

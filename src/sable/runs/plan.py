@@ -16,7 +16,7 @@ import numpy as np
 from sable.config.schema import RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.runs import fit as sizes
-from sable.runs.dry_run import Rehearsal, Timing, timed
+from sable.runs.dry_run import DryRun, Timing, time_calls
 from sable.runs.estimate import temporary_bytes
 from sable.training import device_memory as memory
 from sable.training import loop
@@ -28,7 +28,7 @@ PROBE_SECONDS = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will take. Bytes are those of one device, all its seeds together."""
+    """The needs of a run. Bytes are those of one device, all its seeds together."""
 
     task: str
     system: str
@@ -71,10 +71,10 @@ def no_progress(plan: Plan, step: str) -> None:
 
 
 @memory.explain_out_of_memory()
-def estimate(rehearsal: Rehearsal) -> Plan:
+def estimate(dry_run: DryRun) -> Plan:
     """Return what training would take as far as shapes alone tell it: nothing is compiled, nothing is run."""
-    run, config, room = rehearsal.run, rehearsal.config, sizes.room()
-    parts = _estimated_parts(rehearsal)
+    run, config, room = dry_run.run, dry_run.config, sizes.memory_limit()
+    parts = _estimated_parts(dry_run)
     needed = sum(parts.values())
     growing = needed - parts["parameters"] - parts["optimiser"] - parts["replay"]
     steps_per_update = config.num_envs * config.rollout_length
@@ -83,7 +83,7 @@ def estimate(rehearsal: Rehearsal) -> Plan:
         system=run.system,
         num_seeds=len(run.seeds),
         num_envs=config.num_envs,
-        parameters=memory.num_parameters(rehearsal.state),
+        parameters=memory.num_parameters(dry_run.state),
         updates=loop.schedule(run, steps_per_update)[-1],
         steps_per_update=steps_per_update,
         device=jax.devices()[0].device_kind,
@@ -92,39 +92,39 @@ def estimate(rehearsal: Rehearsal) -> Plan:
         needed_bytes=needed,
         available_bytes=memory.capacity().available,
         fits=needed <= room,
-        largest_num_envs=sizes.estimate_envs(rehearsal, needed, growing, room),
-        largest_num_seeds=sizes.estimate_seeds(rehearsal, needed, room),
+        largest_num_envs=sizes.estimate_envs(dry_run, needed, growing, room),
+        largest_num_seeds=sizes.estimate_seeds(dry_run, needed, room),
     )
 
 
 @memory.explain_out_of_memory()
-def plan(
+def make_plan(
     env: Env, run: RunConfig, config: SystemConfig, *, measure: bool = True, progress: Progress = no_progress
 ) -> Plan:
     """Return what training `run` would take here: from shapes, then from compilations and a few updates."""
-    rehearsal = Rehearsal(env, run, config)
-    found = estimate(rehearsal)
+    dry_run = DryRun(env, run, config)
+    found = estimate(dry_run)
     if not measure:
         return found
-    other, room = Rehearsal(env, *sizes.another(run, config)), sizes.room()
+    other, room = DryRun(env, *sizes.other_size(run, config)), sizes.memory_limit()
     progress(found, f"compiling an update of {config.num_envs} environments")
     found = dataclasses.replace(
         found,
         measured=True,
-        memory=_counted_parts(rehearsal),
-        needed_bytes=rehearsal.needed,
-        fits=rehearsal.needed <= room,
+        memory=_counted_parts(dry_run),
+        needed_bytes=dry_run.needed,
+        fits=dry_run.needed <= room,
     )
     progress(found, f"compiling one of {other.config.num_envs}, to see what more environments cost")
-    found = dataclasses.replace(found, largest_num_envs=sizes.most_envs(rehearsal, other, room))
+    found = dataclasses.replace(found, largest_num_envs=sizes.max_envs(dry_run, other, room))
     progress(found, "compiling one of two seeds" if len(run.seeds) == 1 else "looking for the most seeds")
-    found = dataclasses.replace(found, largest_num_seeds=sizes.most_seeds(rehearsal, room))
+    found = dataclasses.replace(found, largest_num_seeds=sizes.max_seeds(dry_run, room))
     boundaries = loop.schedule(run, found.steps_per_update)
-    return dataclasses.replace(found, **_times(rehearsal, other, boundaries, room, partial(progress, found)))
+    return dataclasses.replace(found, **_times(dry_run, other, boundaries, room, partial(progress, found)))
 
 
-def in_words(plan: Plan) -> str:
-    """The plan as a table."""
+def format_plan(plan: Plan) -> str:
+    """Return the plan as a table."""
     words, about = memory.in_words, "" if plan.measured else "about "
     seeds = f" x {plan.num_seeds} seeds" if plan.num_seeds > 1 else ""
     rows = [
@@ -148,22 +148,23 @@ def in_words(plan: Plan) -> str:
     return "\n".join(f"{name:<22}{text}" for name, text in rows)
 
 
-def _counted_parts(rehearsal: Rehearsal) -> dict[str, int]:
-    """The bytes of each part of the run on one device, by XLA's count; they add up to what it needs."""
-    temporaries = rehearsal.unit.memory_analysis().temp_size_in_bytes
-    parts = _state_parts(rehearsal) | {"rollout": min(_rollout_bytes(rehearsal), temporaries)}
-    return parts | {"other temporaries": rehearsal.needed - sum(parts.values())}
+def _counted_parts(dry_run: DryRun) -> dict[str, int]:
+    """Return the bytes of each part of the run on one device, by XLA's count; they add up to what it
+    needs."""
+    temporaries = dry_run.unit.memory_analysis().temp_size_in_bytes
+    parts = _state_parts(dry_run) | {"rollout": min(_rollout_bytes(dry_run), temporaries)}
+    return parts | {"other temporaries": dry_run.needed - sum(parts.values())}
 
 
-def _estimated_parts(rehearsal: Rehearsal) -> dict[str, int]:
-    """The same by shapes alone."""
-    temporaries = temporary_bytes(rehearsal.update) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
-    rollout = min(_rollout_bytes(rehearsal), temporaries)
-    return _state_parts(rehearsal) | {"rollout": rollout, "other temporaries": temporaries - rollout}
+def _estimated_parts(dry_run: DryRun) -> dict[str, int]:
+    """Return the same by shapes alone."""
+    temporaries = temporary_bytes(dry_run.update) * len(dry_run.run.seeds) // _num_devices(dry_run)
+    rollout = min(_rollout_bytes(dry_run), temporaries)
+    return _state_parts(dry_run) | {"rollout": rollout, "other temporaries": temporaries - rollout}
 
 
-def _state_parts(rehearsal: Rehearsal) -> dict[str, int]:
-    state = rehearsal.state
+def _state_parts(dry_run: DryRun) -> dict[str, int]:
+    state = dry_run.state
     learner, rollout_state = state.run.learner, state.run.rollout_state
     return {
         "parameters": memory.tree_bytes((learner.params, state.best)),
@@ -174,41 +175,41 @@ def _state_parts(rehearsal: Rehearsal) -> dict[str, int]:
     }
 
 
-def _rollout_bytes(rehearsal: Rehearsal) -> int:
-    return memory.tree_bytes(rehearsal.rollout) * len(rehearsal.run.seeds) // _num_devices(rehearsal)
+def _rollout_bytes(dry_run: DryRun) -> int:
+    return memory.tree_bytes(dry_run.rollout) * len(dry_run.run.seeds) // _num_devices(dry_run)
 
 
-def _num_devices(rehearsal: Rehearsal) -> int:
-    return rehearsal.run.devices or jax.device_count()
+def _num_devices(dry_run: DryRun) -> int:
+    return dry_run.run.devices or jax.device_count()
 
 
 def _times(
-    rehearsal: Rehearsal,
-    other: Rehearsal,
+    dry_run: DryRun,
+    other: DryRun,
     boundaries: list[int],
     room: int,
     progress: tp.Callable[[str], None],
 ) -> dict[str, tp.Any]:
-    """The fields of a Plan that take running to know: the small program first, then the run's own if that
-    will not take long."""
-    run, num_envs = rehearsal.run, rehearsal.config.num_envs
-    small = min(rehearsal, other, key=lambda each: each.config.num_envs)
+    """Return the fields of a Plan that take running to know: the small program first, then the run's own if
+    that will not take long."""
+    run, num_envs = dry_run.run, dry_run.config.num_envs
+    small = min(dry_run, other, key=lambda each: each.config.num_envs)
     if small.needed > room:
         return {}
     progress(f"timing updates of {small.config.num_envs} environments")
     update, state = _timed_updates(small, small.start())
     progress("compiling and timing an evaluation")
     assess = small.assess  # compiled before the clock starts
-    evaluation, _ = timed(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
+    evaluation, _ = time_calls(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
     del state
     probed, seconds = small, update.seconds * num_envs / small.config.num_envs
     # Accelerators take hardly longer for many environments than for few: there this is far too much.
     likely = seconds if jax.default_backend() == "cpu" else seconds / 10
-    if small is not rehearsal and rehearsal.needed <= room and likely <= PROBE_SECONDS:
+    if small is not dry_run and dry_run.needed <= room and likely <= PROBE_SECONDS:
         progress(f"timing updates of {num_envs} environments")
-        update, _ = _timed_updates(rehearsal, rehearsal.start())
-        probed, seconds = rehearsal, update.seconds
-    compiling = rehearsal.compile_seconds["shapes"] + rehearsal.compile_seconds["unit"]
+        update, _ = _timed_updates(dry_run, dry_run.start())
+        probed, seconds = dry_run, update.seconds
+    compiling = dry_run.compile_seconds["shapes"] + dry_run.compile_seconds["unit"]
     # Evaluation is compiled twice, for its own episodes and for those of the absolute metric.
     compiling += small.compile_seconds["start"] + 2 * small.compile_seconds["assess"]
     evaluations = len(boundaries) + run.absolute_episodes / run.evaluation_episodes
@@ -217,13 +218,13 @@ def _times(
         "compile_seconds": compiling,
         "update_seconds": seconds,
         "evaluation_seconds": evaluation.seconds,
-        "steps_per_second": len(run.seeds) * num_envs * rehearsal.config.rollout_length / seconds,
+        "steps_per_second": len(run.seeds) * num_envs * dry_run.config.rollout_length / seconds,
         "total_seconds": compiling + boundaries[-1] * seconds + evaluations * evaluation.seconds,
     }
 
 
-def _timed_updates(rehearsal: Rehearsal, state: State) -> tuple[Timing, State]:
+def _timed_updates(dry_run: DryRun, state: State) -> tuple[Timing, State]:
     def update(state: State) -> State:
-        return dataclasses.replace(state, run=rehearsal.unit(state.run, np.int32(1)))
+        return dataclasses.replace(state, run=dry_run.unit(state.run, np.int32(1)))
 
-    return timed(update, state, repeats=5, patience=PROBE_SECONDS)
+    return time_calls(update, state, repeats=5, patience=PROBE_SECONDS)

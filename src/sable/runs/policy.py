@@ -73,7 +73,8 @@ class Policy:
         *,
         greedy: bool = False,
     ) -> np.ndarray:
-        """The actions [batch, agents, ..] of every agent, given what each sees, [batch, agents, features].
+        """Return the actions [batch, agents, ..] of every agent, given what each sees, [batch, agents,
+        features].
 
         `legal` [batch, agents, actions] says which actions may be taken, all where it is left out; `first`
         [batch] where a new episode begins, which empties that part of the memory. Actions are sampled, or the
@@ -93,21 +94,21 @@ class Policy:
         *,
         greedy: bool = False,
     ) -> tuple[np.ndarray, Memory]:
-        """`act` for a memory of your own: (the actions, the memory after them)."""
+        """Return `act` for a memory of your own: (the actions, the memory after them)."""
         batch, spec = memory.time.shape[0], self.spec
         legal = np.ones((batch, spec.num_agents, spec.num_actions or 1), bool) if legal is None else legal
         first = np.zeros(batch, bool) if first is None else first
-        wanted = {
+        expected = {
             "views": (views, (batch, spec.num_agents, spec.view_size), np.float32),
             "legal": (legal, (batch, spec.num_agents, spec.num_actions or 1), bool),
             "first": (first, (batch,), bool),
         }
-        given = [_checked(name, *what) for name, what in wanted.items()]
-        action, memory = self._steps[greedy](self.params, memory, *given)
+        arrays = [_as_array(name, *what) for name, what in expected.items()]
+        action, memory = self._steps[greedy](self.params, memory, *arrays)
         return np.asarray(action), memory
 
     def initial_memory(self, batch: int = 1, seed: int = 0) -> Memory:
-        """The memory of `batch` episodes not yet begun."""
+        """Return the memory of `batch` episodes not yet begun."""
         checks.check_count("batch", batch, 1)
         return Memory(
             remembered=self.system.initial_memory(batch),
@@ -131,22 +132,22 @@ class Policy:
 
 
 def load(path: str | Path, *, seed: int | None = None, trust: Trust = NOTHING) -> Policy:
-    """The policy of a run, its best parameters, or of a folder that `export` wrote.
+    """Return the policy of a run, its best parameters, or of a folder that `export` wrote.
 
     Of a run's seeds it is the one with the highest absolute return, or the one given. A system from outside
     sable is imported only if `trust` covers it.
     """
     directory = Path(path).expanduser()
     if not (directory / ABOUT).is_file():
-        return _of_run(runs.find(directory), seed, trust)
-    about = _read(directory / ABOUT)
+        return _load_run(runs.find(directory), seed, trust)
+    about = _read_object(directory / ABOUT)
     total = about.pop("sum", None)
     try:
         if about["format"] not in (1, FORMAT) or (
             total != _sum(about) and (about["format"], total) != (1, None)
         ):
             raise SableError("it is not what was written")
-        (run, config), spec = settings.from_dict(about["settings"], trust), _spec(about["spec"])
+        (run, config), spec = settings.from_dict(about["settings"], trust), _parse_spec(about["spec"])
     except Untrusted as error:
         raise Untrusted(f"{directory}: {error}") from None
     except (KeyError, TypeError, SableError) as error:
@@ -157,7 +158,7 @@ def load(path: str | Path, *, seed: int | None = None, trust: Trust = NOTHING) -
     tensors.refuse_unfit(params, kinds, str(directory / WEIGHTS))
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
-    return Policy(run, config, spec, _nested(params), about.get("seed"))
+    return Policy(run, config, spec, _unflatten(params), about.get("seed"))
 
 
 def export(
@@ -168,14 +169,14 @@ def export(
     write: tp.Callable[[Policy, Path], None] | None = None,
     trust: Trust = NOTHING,
 ) -> Path:
-    """The folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model card; or
-    what `write` makes of the policy in it."""
+    """Return the folder `out` with the policy of a run in it: weights, settings, sizes, versions, a model
+    card; or what `write` makes of the policy in it."""
     directory, folder = runs.find(run), Path(out).expanduser()
     remove_leftovers(folder)
     ours = not folder.exists() or (write is None and _is_ours(folder))
     if not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise SableError(f"{folder} already holds something; choose another folder")
-    policy = _of_run(directory, seed, trust)
+    policy = _load_run(directory, seed, trust)
     runs.read_meta(directory)  # a damaged one is refused before anything is written
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def export(
         tensors.write(folder / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
         if (directory / "curve.png").is_file():
             shutil.copyfile(directory / "curve.png", folder / "curve.png")
-        write_atomically(folder / "README.md", _card(policy, directory).encode())
+        write_atomically(folder / "README.md", _model_card(policy, directory).encode())
         _write_about(policy, folder, directory)
     except OSError as error:
         raise SableError(f"cannot write to {folder}: {error.strerror or error}") from None
@@ -193,7 +194,7 @@ def export(
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether an export wrote all of the folder, or began to."""
+    """Return whether an export wrote all of the folder, or began to."""
     if (folder / ABOUT).is_file():
         return True
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -203,8 +204,8 @@ def _is_ours(folder: Path) -> bool:
 def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Path:
     """Return the folder `out` with a folder for every seed of a run in it, which `load` reads."""
     directory, folder = runs.find(run), Path(out).expanduser()
-    found = _best(directory, trust)
-    places = {seed: folder / str(seed) for seed in found.run.seeds}
+    best_params = _read_best(directory, trust)
+    places = {seed: folder / str(seed) for seed in best_params.run.seeds}
     for place in places.values():
         remove_leftovers(place)
         empty = not place.exists() or (place.is_dir() and not any(place.iterdir()))
@@ -213,7 +214,7 @@ def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Pa
     try:
         for seed, place in places.items():
             place.mkdir(parents=True, exist_ok=True)
-            policy = _policy(found, seed, directory)
+            policy = _make_policy(best_params, seed, directory)
             tensors.write(place / WEIGHTS, jax.device_get(checkpoint.named(policy.params)))
             _write_about(policy, place, directory)
     except OSError as error:
@@ -221,7 +222,7 @@ def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Pa
     return folder
 
 
-def policies_of(run: str | Path) -> Path:
+def collect_policies(run: str | Path) -> Path:
     """Return the folder `policies` in a run, with the best policy of every seed: exported now, or before
     where the run has no checkpoints any more, then perhaps of some seeds only."""
     directory = runs.find(run)
@@ -265,12 +266,12 @@ def _write_about(policy: Policy, folder: Path, directory: Path) -> None:
         "weights": checkpoint.sha256(folder / WEIGHTS),
         "versions": runs.read_meta(directory).get("versions", {}),
     }
-    about = json.loads(json.dumps(runs.plain(about)))
+    about = json.loads(json.dumps(runs.to_plain(about)))
     about["sum"] = _sum(about)
     runs.write_json(folder / ABOUT, about)
 
 
-class Best(tp.NamedTuple):
+class BestParams(tp.NamedTuple):
     """The best parameters of a run."""
 
     run: RunConfig
@@ -280,45 +281,45 @@ class Best(tp.NamedTuple):
     ranks: np.ndarray  # [S] the absolute returns, or scores in training where the run has not finished
 
 
-def _of_run(directory: Path, seed: int | None, trust: Trust) -> Policy:
-    """A run's policy."""
-    return _policy(_best(directory, trust), seed, directory)
+def _load_run(directory: Path, seed: int | None, trust: Trust) -> Policy:
+    """Return a run's policy."""
+    return _make_policy(_read_best(directory, trust), seed, directory)
 
 
-def _policy(found: Best, seed: int | None, directory: Path) -> Policy:
-    run = found.run
+def _make_policy(best_params: BestParams, seed: int | None, directory: Path) -> Policy:
+    run = best_params.run
     if seed is not None and seed not in run.seeds:
         raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
-    index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(found.ranks))
-    params = {name: x[index] for name, x in found.params.items()}
-    kinds = _parameters(run, found.config, found.spec)
+    index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(best_params.ranks))
+    params = {name: x[index] for name, x in best_params.params.items()}
+    kinds = _parameters(run, best_params.config, best_params.spec)
     params = _current(params, kinds)
     tensors.refuse_unfit(params, kinds, f"the newest checkpoint of {directory}")
-    return Policy(run, found.config, found.spec, _nested(params), run.seeds[index])
+    return Policy(run, best_params.config, best_params.spec, _unflatten(params), run.seeds[index])
 
 
-def _best(directory: Path, trust: Trust = NOTHING) -> Best:
+def _read_best(directory: Path, trust: Trust = NOTHING) -> BestParams:
     run, config = runs.read_config(directory, trust)
-    saved = _read(directory / "spec.json")
+    saved = _read_object(directory / "spec.json")
     if not saved:
         raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
     try:
-        spec = _spec(saved)
+        spec = _parse_spec(saved)
     except SableError as error:
         raise SableError(f"{directory / 'spec.json'} is damaged: {error}") from None
     arrays = checkpoint.read(directory, "best.", loop.checkpoint_settings(run, config, spec))
     scores = np.asarray(arrays["best.score"], float)
     if not np.isfinite(scores).any():
         raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")
-    absolute = _absolute(directory)
+    absolute = _absolute_returns(directory)
     ranks = absolute if len(absolute) == len(scores) and np.isfinite(absolute).any() else scores
     prefix = "best.params."
     params = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
-    return Best(run, config, spec, params, ranks)
+    return BestParams(run, config, spec, params, ranks)
 
 
-def _spec(saved: dict[str, tp.Any]) -> EnvSpec:
-    """What an environment was like, from its description in a file."""
+def _parse_spec(saved: dict[str, tp.Any]) -> EnvSpec:
+    """Return what an environment was like, from its description in a file."""
     checks.refuse_unknown(saved, EnvSpec, "of an environment")
     try:
         spec = checks.build(EnvSpec, saved)
@@ -330,7 +331,7 @@ def _spec(saved: dict[str, tp.Any]) -> EnvSpec:
 
 
 def _parameters(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and types of the parameters, by name, that the system would begin with; nothing is
+    """Return the shapes and types of the parameters, by name, that the system would begin with; nothing is
     allocated."""
     check_actions(run.system, discrete=spec.discrete, task=run.task)
     system = systems.make(run.system, spec, config)
@@ -342,25 +343,25 @@ def _current(params: dict[str, np.ndarray], kinds: tp.Mapping[str, tp.Any]) -> d
     return {name: params[saved] for name, saved in renamed.leaves(params, kinds).items()}
 
 
-def _absolute(directory: Path) -> np.ndarray:
-    """The absolute return of every seed, where the run has finished."""
+def _absolute_returns(directory: Path) -> np.ndarray:
+    """Return the absolute return of every seed, where the run has finished."""
     sums.refuse_missing(directory / sums.SUMMARY)
-    found = _read(directory / "summary.json").get("absolute_return")
-    return np.array([number(x) for x in found] if isinstance(found, list) else [], float)
+    returns = _read_object(directory / "summary.json").get("absolute_return")
+    return np.array([number(x) for x in returns] if isinstance(returns, list) else [], float)
 
 
 def _sum(about: dict[str, tp.Any]) -> str:
-    """The SHA-256 sum of what is said about a policy."""
+    """Return the SHA-256 sum of what is said about a policy."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def _read(path: Path) -> dict[str, tp.Any]:
-    """The JSON object in a file; empty where there is no file."""
+def _read_object(path: Path) -> dict[str, tp.Any]:
+    """Return the JSON object in a file; empty where there is no file."""
     return runs.read_object(path) if path.is_file() else {}
 
 
-def _nested(flat: dict[str, np.ndarray]) -> dict[str, tp.Any]:
-    """Parameters as networks have them, from their names' parts."""
+def _unflatten(flat: dict[str, np.ndarray]) -> dict[str, tp.Any]:
+    """Return parameters as networks have them, from their names' parts."""
     nested: dict[str, tp.Any] = {}
     for name, array in flat.items():
         *path, last = name.split(".")
@@ -371,20 +372,20 @@ def _nested(flat: dict[str, np.ndarray]) -> dict[str, tp.Any]:
     return nested
 
 
-def _checked(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> np.ndarray:
+def _as_array(name: str, value: tp.Any, shape: tuple[int, ...], kind: tp.Any) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != shape:
         raise SableError(f"{name} has shape {list(array.shape)}; expected {list(shape)}")
     return array.astype(kind)
 
 
-def _card(policy: Policy, directory: Path) -> str:
-    """A model card in Markdown."""
+def _model_card(policy: Policy, directory: Path) -> str:
+    """Return a model card in Markdown."""
     spec = policy.spec
     actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
-    returns = ", ".join(f"{x:.4g}" for x in _absolute(directory)) or "not finished"
+    returns = ", ".join(f"{x:.4g}" for x in _absolute_returns(directory)) or "not finished"
     seeds = ", ".join(map(str, policy.run.seeds))
-    named = "" if policy.run.system in SYSTEM_CONFIGS else f", system={policy.run.system!r}"
+    argument = "" if policy.run.system in SYSTEM_CONFIGS else f", system={policy.run.system!r}"
     curve = "![evaluation return over environment steps](curve.png)\n\n"
     return f"""# {policy.run.system} on {policy.run.task}
 
@@ -396,7 +397,7 @@ Return of the best parameters on {policy.run.absolute_episodes} fresh episodes, 
 {curve if (directory / "curve.png").is_file() else ""}```python
 import sable
 
-policy = sable.load("this folder"{named})
+policy = sable.load("this folder"{argument})
 policy.reset(batch=1)
 actions = policy.act(views)  # numpy [1, {spec.num_agents}, {spec.view_size}] -> [1, {spec.num_agents}]
 ```

@@ -16,15 +16,18 @@ SOURCE = (".py", ".toml")
 
 
 def source(package: Path = PACKAGE) -> str:
-    """A fingerprint of the package's code and recipes, as they are on disk."""
+    """Return a fingerprint of the package's code and recipes, as they are on disk."""
     files = (path for path in package.rglob("*") if path.suffix in SOURCE and path.is_file())
-    return _fingerprint((path.relative_to(package).as_posix(), _blob(path.read_bytes())) for path in files)
+    return _fingerprint(
+        (path.relative_to(package).as_posix(), _git_hash(path.read_bytes())) for path in files
+    )
 
 
 def commit_of(fingerprint: str, package: Path = PACKAGE) -> str | None:
-    """The newest commit, from the current one back, whose code has this fingerprint; None where none has."""
-    for commit in (_git_says(package, "rev-list", "HEAD") or "").split():
-        entries = (_git_says(package, "ls-tree", "-r", commit, ".") or "").splitlines()
+    """Return the newest commit, from the current one back, whose code has this fingerprint; None where none
+    has."""
+    for commit in (_git_output(package, "rev-list", "HEAD") or "").split():
+        entries = (_git_output(package, "ls-tree", "-r", commit, ".") or "").splitlines()
         named = ((entry.partition("\t")[2], entry.split()[2]) for entry in entries)
         if _fingerprint((name, blob) for name, blob in named if name.endswith(SOURCE)) == fingerprint:
             return commit
@@ -32,11 +35,12 @@ def commit_of(fingerprint: str, package: Path = PACKAGE) -> str | None:
 
 
 def git(package: Path = PACKAGE) -> dict[str, tp.Any] | None:
-    """The commit of the checkout this package is part of, and whether it was changed; None outside one."""
-    if _git_says(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    """Return the commit of the checkout this package is part of, and whether it was changed; None outside
+    one."""
+    if _git_output(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed below somebody else's checkout
-    commit = _git_says(package, "rev-parse", "HEAD")
-    changes = _git_says(package, "status", "--porcelain", "--untracked-files=no")
+    commit = _git_output(package, "rev-parse", "HEAD")
+    changes = _git_output(package, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": bool(changes)} if commit else None
 
 
@@ -45,12 +49,12 @@ def _fingerprint(files: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
-def _blob(content: bytes) -> str:
-    """What git calls a file of this content."""
+def _git_hash(content: bytes) -> str:
+    """Return what git calls a file of this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _git_says(package: Path, *arguments: str) -> str | None:
+def _git_output(package: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=5

@@ -29,8 +29,8 @@ class Altered(SableError):
 
 def write(directory: Path) -> None:
     """Write the sums of those files that are there."""
-    found = {name: digest for name in COVERED if (digest := _digest(directory / name)) is not None}
-    about = {"format": 1, "sha256": found}
+    digests = {name: digest for name in COVERED if (digest := _digest(directory / name)) is not None}
+    about = {"format": 1, "sha256": digests}
     text = json.dumps(about | {"sum": _sum(about)}, indent=2)
     write_atomically(directory / FILE, f"{text}\n".encode())
 
@@ -92,7 +92,7 @@ def _complaint(path: Path, what: str) -> str:
 
 
 def _read(directory: Path) -> dict[str, str]:
-    """The sums by file; none where there is no sums.json."""
+    """Return the sums by file; none where there is no sums.json."""
     path = directory / FILE
     if not path.exists():
         return {}
@@ -106,7 +106,8 @@ def _read(directory: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str | None:
-    """The SHA-256 of a file, None where there is none; of metrics.jsonl also where it was compressed."""
+    """Return the SHA-256 of a file, None where there is none; of metrics.jsonl also where it was
+    compressed."""
     try:
         content = read_metrics(path) if path.name == METRICS else read_regular(path)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ from sable.errors import SableError, ending
 from sable.installation import pip_install
 from sable.reports.read import variant
 from sable.runs import directory as runs
-from sable.studies.live_table import Board, Status
+from sable.studies.live_table import BenchmarkTable, Status
 from sable.training.console import mean_and_std
 from sable.training.interruption import SAVE, Exit, Interruption, interruption
 from sable.training.loggers.logger import METRICS, RETURN, number, read_rows
@@ -34,7 +34,7 @@ from sable.trust import Trust, Untrusted, child_command, child_environment
 LOG = "log.txt"
 """What a cell's process said."""
 
-BEGUN = b"-- begun --\n"
+LOG_HEADER = b"-- begun --\n"
 """What stands in the log before what each process said."""
 
 POLL_SECONDS = 0.5
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What its system is called in tables."""
+        """Return what its system is called in tables."""
         return self.run.label or variant(self.run.system, vars(self.config))
 
     @property
@@ -69,7 +69,7 @@ class Cell:
 
 
 class Outcome(tp.NamedTuple):
-    """What working on a grid came to."""
+    """The outcome of working on a grid."""
 
     cells: list[Cell]
     failures: list[str]
@@ -84,16 +84,16 @@ def check(cell: Cell) -> None:
         runs.place(cell.out, cell.run, cell.name)
         return
     try:
-        begun = runs.read_config(cell.directory, Trust(system=cell.run.system))
+        stored = runs.read_config(cell.directory, Trust(system=cell.run.system))
     except Untrusted as error:
         raise Untrusted(f"{error}; choose another --out") from None
     runs.refuse_older_meaning(cell.directory)
-    pairs = zip(begun, (cell.run, cell.config), strict=True)
-    for begun, wanted in (map(_plain, pair) for pair in pairs):
-        for field, value in wanted.items():
-            if begun[field] != value:
+    pairs = zip(stored, (cell.run, cell.config), strict=True)
+    for stored, requested in (map(_plain, pair) for pair in pairs):
+        for field, value in requested.items():
+            if stored[field] != value:
                 raise SableError(
-                    f"{cell.directory} was begun with {field}={begun[field]!r}, not {value!r}; "
+                    f"{cell.directory} was begun with {field}={stored[field]!r}, not {value!r}; "
                     "choose another --out"
                 )
 
@@ -114,13 +114,13 @@ def folder_name(out: Path, run: RunConfig, name: str) -> str:
 
 
 def status(cell: Cell) -> Status:
-    """How far a cell has come, by what its folder holds."""
+    """Return how far a cell has come, by what its folder holds."""
     if not (cell.directory / "config.json").is_file():
         return Status("waiting")
     if cell.finished:
         absolute = runs.read_summary(cell.directory).get("absolute_return") or []
         return Status("finished", 1.0, *mean_and_std([number(value) for value in absolute]))
-    state = "running" if runs.claimed(cell.directory) else "stopped"
+    state = "running" if runs.is_claimed(cell.directory) else "stopped"
     rows = read_rows(cell.directory / METRICS)
     if not rows:
         return Status(state)
@@ -130,10 +130,10 @@ def status(cell: Cell) -> Status:
 
 
 def prepare(cell: Cell) -> Path:
-    """The cell's folder, made if it is not there, ready for `sable train --resume`."""
+    """Return the cell's folder, made if it is not there, ready for `sable train --resume`."""
     if not (config := cell.directory / "config.json").is_file():
         try:
-            runs.plan(cell.out, cell.run, cell.config, cell.name)
+            runs.create_pending(cell.out, cell.run, cell.config, cell.name)
         except SableError:
             if not config.is_file():  # else another worker was quicker, perhaps with other settings
                 raise
@@ -144,52 +144,52 @@ def prepare(cell: Cell) -> Path:
 def work(
     cells: Sequence[Cell],
     *,
-    at_once: int = 1,
+    jobs: int = 1,
     on_ray: bool = False,
     quiet: bool = False,
     requeue: bool = False,
 ) -> Outcome:
-    """Finish the cells in their order: here `at_once` at a time, or on a Ray cluster all at once. `requeue`
+    """Finish the cells in their order: here `jobs` at a time, or on a Ray cluster all at once. `requeue`
     is how this process ends where a second signal does not let it end by itself."""
-    check_count("at_once", at_once, 1)
-    if on_ray and at_once > 1:
-        raise SableError(f"at_once={at_once} is for cells on this machine; on Ray, Ray places them")
+    check_count("jobs", jobs, 1)
+    if on_ray and jobs > 1:
+        raise SableError(f"jobs={jobs} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}
     exit = Exit("the same command goes on from here", requeue)
     names = [(cell, cell.run.task, cell.label) for cell in cells]
-    with interruption(exit) as interrupted, Board(names, quiet) as board:
+    with interruption(exit) as interrupted, BenchmarkTable(names, quiet) as table:
         # Cells are waited for while they save; a second signal leaves that to them.
-        interrupted.unsaved, interrupted.on_forced_exit = True, board.close
+        interrupted.unsaved, interrupted.on_forced_exit = True, table.close
         for cell in cells:
-            board.show(cell, status(cell))
+            table.show(cell, status(cell))
         missing = [cell for cell in cells if not cell.finished]
         if on_ray:
-            _on_ray(missing, board, interrupted, failures)
+            _work_on_ray(missing, table, interrupted, failures)
         else:
-            _here(missing, at_once, board, interrupted, failures)
+            _work_locally(missing, jobs, table, interrupted, failures)
         for cell in missing:
-            board.show(cell, _ended(cell, failures))
+            table.show(cell, _final_status(cell, failures))
     lines = [f"{cell.run.task} {cell.label}: {why}" for cell, why in failures.items()]
     return Outcome(list(cells), lines, interrupted.signal or None)
 
 
-def _here(
-    cells: list[Cell], at_once: int, board: Board, interrupted: Interruption, failures: dict[Cell, str]
+def _work_locally(
+    cells: list[Cell], jobs: int, table: BenchmarkTable, interrupted: Interruption, failures: dict[Cell, str]
 ) -> None:
-    """Each cell in a process of its own: its memory is its own to use and to measure. An interruption is
+    """Run each cell in a process of its own: its memory is its own to use and to measure. An interruption is
     passed on to all of them, once."""
     running: dict[Cell, subprocess.Popen] = {}
-    told = False
+    stopping = False
     try:
         while True:
             waiting = [c for c in cells if c not in failures and c not in running and not c.finished]
-            others = [cell for cell in waiting if runs.claimed(cell.directory)]
+            others = [cell for cell in waiting if runs.is_claimed(cell.directory)]
             if not interrupted.signal:
-                for cell in [c for c in waiting if c not in others][: at_once - len(running)]:
-                    running[cell] = _start(cell, shared=at_once > 1)
-                    board.show(cell, Status("running"))
-            elif not told:
-                told = True
+                for cell in [c for c in waiting if c not in others][: jobs - len(running)]:
+                    running[cell] = _start(cell, shared=jobs > 1)
+                    table.show(cell, Status("running"))
+            elif not stopping:
+                stopping = True
                 for process in running.values():
                     process.terminate()
             if interrupted.save:
@@ -199,28 +199,28 @@ def _here(
             if not running and (interrupted.signal or not waiting):
                 return
             time.sleep(POLL_SECONDS)
-            _look(board, others)
+            _update_table(table, others)
             for cell, process in list(running.items()):
                 if process.poll() is None:
                     # It runs, though it may not have claimed its folder yet.
-                    board.show(cell, status(cell)._replace(state="running"))
+                    table.show(cell, status(cell)._replace(state="running"))
                     continue
                 del running[cell]
-                if process.returncode and not interrupted.signal and not runs.claimed(cell.directory):
-                    failures[cell] = _why(cell, process.returncode)
-                board.show(cell, _ended(cell, failures))  # at once: others may run for long
+                if process.returncode and not interrupted.signal and not runs.is_claimed(cell.directory):
+                    failures[cell] = _failure_reason(cell, process.returncode)
+                table.show(cell, _final_status(cell, failures))  # at once: others may run for long
     finally:
         for process in running.values():
             process.kill()
 
 
 def _start(cell: Cell, shared: bool) -> subprocess.Popen:
-    """`sable train --resume` for the cell; where cells share a device, none takes all its memory."""
+    """Start `sable train --resume` for the cell; where cells share a device, none takes all its memory."""
     resume = resume_argv(prepare(cell), cell.run.task, cell.run.system)
     command = [*child_command(), "-m", "sable", "train", "--quiet", *resume]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:
-        log.write(BEGUN)
+        log.write(LOG_HEADER)
         log.flush()
         # In a session of its own, so that Ctrl-C reaches it through us alone.
         return subprocess.Popen(
@@ -232,17 +232,19 @@ def _start(cell: Cell, shared: bool) -> subprocess.Popen:
         )
 
 
-def _ended(cell: Cell, failures: dict[Cell, str]) -> Status:
+def _final_status(cell: Cell, failures: dict[Cell, str]) -> Status:
     return Status("failed", note=failures[cell]) if cell in failures else status(cell)
 
 
-def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures: dict[Cell, str]) -> None:
-    """Every cell a Ray task. Placing them, and trying again where a worker or a node was lost, is Ray's work;
-    a cell tried again goes on from its checkpoint."""
-    ray = _connected()
+def _work_on_ray(
+    cells: list[Cell], table: BenchmarkTable, interrupted: Interruption, failures: dict[Cell, str]
+) -> None:
+    """Run every cell as a Ray task. Placing them, and trying again where a worker or a node was lost, is
+    Ray's work; a cell tried again goes on from its checkpoint."""
+    ray = _connect_to_ray()
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     # A worker serves one cell: memory of the device is only given back by the end of a process.
-    train = ray.remote(num_gpus=gpus, max_calls=1)(_train)
+    train = ray.remote(num_gpus=gpus, max_calls=1)(_train_cell)
     tasks = {train.remote(str(prepare(cell)), cell.is_custom): cell for cell in cells}
     cancelled = False
     while tasks:
@@ -253,9 +255,9 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
                 ray.get(task)
             except ray.exceptions.RayError as error:
                 if not cancelled:
-                    failures[cell] = _in_one_line(error)
-            board.show(cell, _ended(cell, failures))
-        _look(board, tasks.values())
+                    failures[cell] = _last_line(error)
+            table.show(cell, _final_status(cell, failures))
+        _update_table(table, tasks.values())
         if interrupted.signal and not cancelled:
             cancelled = True
             for task in tasks:
@@ -263,15 +265,15 @@ def _on_ray(cells: list[Cell], board: Board, interrupted: Interruption, failures
     ray.shutdown()
 
 
-def _train(directory: str, trust: bool) -> None:
-    """What a Ray worker does."""
+def _train_cell(directory: str, trust: bool) -> None:
+    """Train a cell on a Ray worker."""
     import sable
 
     sable.train(resume=directory, quiet=True, trust=trust)
 
 
-def _connected() -> tp.Any:
-    """Ray, connected to the cluster this machine belongs to or RAY_ADDRESS names, or to one of its own."""
+def _connect_to_ray() -> tp.Any:
+    """Connect to the Ray cluster this machine belongs to or RAY_ADDRESS names, or to one of its own."""
     address = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", os.environ.get("RAY_ADDRESS", ""))
     try:
         import ray
@@ -280,23 +282,23 @@ def _connected() -> tp.Any:
             socket.create_connection((address[1], int(address[2])), timeout=10).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
-        raise SableError(f"--on ray needs Ray, which is not installed: {pip_install('ray')}") from None
+        raise SableError(f"--launcher ray needs Ray, which is not installed: {pip_install('ray')}") from None
     except (OSError, RuntimeError, ValueError) as error:
         where = f" at RAY_ADDRESS={address[0]}" if address else ""
-        raise SableError(f"Ray could not be reached{where}: {_in_one_line(error)}") from None
+        raise SableError(f"Ray could not be reached{where}: {_last_line(error)}") from None
     return ray
 
 
-def _look(board: Board, cells: Iterable[Cell]) -> None:
+def _update_table(table: BenchmarkTable, cells: Iterable[Cell]) -> None:
     """Bring the board up to date about cells that others work on."""
     for cell in cells:
-        board.show(cell, status(cell))
+        table.show(cell, status(cell))
 
 
-def _why(cell: Cell, code: int) -> str:
-    """Why a cell's process failed, in one line: its last words, and how it ended where that was no choice of
-    its own."""
-    text = (cell.directory / LOG).read_bytes().rpartition(BEGUN)[2].decode(errors="replace")
+def _failure_reason(cell: Cell, code: int) -> str:
+    """Return why a cell's process failed, in one line: its last words, and how it ended where that was no
+    choice of its own."""
+    text = (cell.directory / LOG).read_bytes().rpartition(LOG_HEADER)[2].decode(errors="replace")
     lines = [" ".join(line.split()).removeprefix("sable: ") for line in text.split("\n")]
     words = next((line for line in reversed(lines) if line), "")
     if words and code > 0:
@@ -304,6 +306,6 @@ def _why(cell: Cell, code: int) -> str:
     return f"its process ended ({ending(code)}){words and ': '}{words}"
 
 
-def _in_one_line(error: Exception) -> str:
-    """The last line of an error, which for one that happened on a worker is its own."""
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error, which for one that happened on a worker is its own."""
     return str(error).strip().split("\n")[-1]

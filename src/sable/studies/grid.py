@@ -12,7 +12,7 @@ from sable.envs import tasks
 from sable.errors import SableError
 from sable.reports import paper
 from sable.reports.read import VARIANTS
-from sable.runs.directory import safe
+from sable.runs.directory import safe_name
 from sable.trust import Trust
 
 
@@ -32,7 +32,7 @@ Pair = tuple[str, Variant]
 
 
 def pairs(wanted: Sequence[str], systems: Sequence[str] = ()) -> list[Pair]:
-    """Every pairing asked for that the action spaces allow, in order and once.
+    """Return every pairing asked for that the action spaces allow, in order and once.
 
     `wanted` are tasks, patterns of tasks, or names of `STUDIES`. Without `systems` a study has its own, and
     any other task all that can do it, with and without memory.
@@ -41,17 +41,17 @@ def pairs(wanted: Sequence[str], systems: Sequence[str] = ()) -> list[Pair]:
         raise SableError(
             "nothing to compare: name tasks, patterns such as 'rware/*', or studies: " + ", ".join(STUDIES)
         )
-    texts = dict.fromkeys(pair for name in wanted for pair in _texts(name, systems))
-    found = [(task, variant(text)) for task, text in texts if _can(text, task)]
+    texts = dict.fromkeys(pair for name in wanted for pair in _expand(name, systems))
+    possible = [(task, variant(text)) for task, text in texts if _is_possible(text, task)]
     for system in systems:
         its = [task for task, text in texts if text == system]
-        if not any(_can(system, task) for task in its):
-            check_actions(variant(system).system, discrete=_kind(its[0]) == "discrete", task=its[0])
-    return found
+        if not any(_is_possible(system, task) for task in its):
+            check_actions(variant(system).system, discrete=_action_kind(its[0]) == "discrete", task=its[0])
+    return possible
 
 
 def variant(text: str) -> Variant:
-    """The system that `text` names: `sable:no-memory`, `mat:rms-norm:swiglu`, `sable:chunk-size=8`,
+    """Return the system that `text` names: `sable:no-memory`, `mat:rms-norm:swiglu`, `sable:chunk-size=8`,
     `sable:recipe=FILE`."""
     system, *changes = text.split(":")
     names, fields = [*field_names(system_config(system, Trust(system=system))), "recipe"], {}
@@ -62,26 +62,26 @@ def variant(text: str) -> Variant:
             name, switch = name[3:], False
         if name not in names:
             raise SableError(f"{text!r}: {system} has no field {name!r}{renamed.near(name, names)}")
-        fields[name] = _value(value) if equals else switch
+        fields[name] = _parse_value(value) if equals else switch
     plain = set(fields) <= set(VARIANTS) and all(isinstance(value, bool) for value in fields.values())
     label = "" if plain else " ".join([system, *changes])
-    return Variant(system, fields, safe("+".join(changes)) or "default", label)
+    return Variant(system, fields, safe_name("+".join(changes)) or "default", label)
 
 
-def _texts(name: str, systems: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs that one name stands for."""
+def _expand(name: str, systems: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs that one name stands for."""
     if name in STUDIES:
         study = STUDIES[name]()
         return [(task, s) for task in dict.fromkeys(t for t, _ in study) for s in systems] or study
     if not set(name) & set("*?["):
-        return [(tasks.parse(name).id, system) for system in systems or _everyone()]
+        return [(tasks.parse(name).id, system) for system in systems or _all_variants()]
     known = [task.id for task in tasks.list_tasks()]
     if not (matches := fnmatch.filter(known, name)):
         raise SableError(f"no task matches {name!r}; sable list prints them all")
-    return [(task, system) for task in matches for system in systems or _everyone()]
+    return [(task, system) for task in matches for system in systems or _all_variants()]
 
 
-def _everyone() -> list[str]:
+def _all_variants() -> list[str]:
     return [text for system in SYSTEM_CONFIGS for text in _with_and_without_memory(system)]
 
 
@@ -90,18 +90,18 @@ def _with_and_without_memory(system: str) -> list[str]:
     return [f"{system}:memory", f"{system}:no-memory"] if has else [system]
 
 
-def _can(text: str, task: str) -> bool:
-    kind = _kind(task)
+def _is_possible(text: str, task: str) -> bool:
+    kind = _action_kind(task)
     return ONLY_ACTIONS.get(text.split(":")[0], kind) == kind
 
 
 @functools.cache
-def _kind(task: str) -> str:
+def _action_kind(task: str) -> str:
     return "discrete" if tasks.parse(task).num_actions > 0 else "continuous"
 
 
-def _value(text: str) -> tp.Any:
-    """A number, a switch or a list as JSON writes them, or else the text itself."""
+def _parse_value(text: str) -> tp.Any:
+    """Return a number, a switch or a list as JSON writes them, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -113,13 +113,13 @@ def _product(names: Sequence[str], systems: Sequence[str]) -> list[tuple[str, st
 
 
 def _paper() -> list[tuple[str, str]]:
-    """What the paper's tables hold."""
+    """Return what the paper's tables hold."""
     figures = ((task, system) for summary, task, system in paper.figures() if summary == "absolute")
     return [(task, text) for task, system in figures for text in _with_and_without_memory(system)]
 
 
 def _scaling() -> list[tuple[str, str]]:
-    """Teams of 32 to 1,024 agents. The paper had to leave memory out here."""
+    """Return teams of 32 to 1,024 agents. The paper had to leave memory out here."""
     large = [
         task.id for task in tasks.list_tasks() if task.suite in ("lbf", "neom") and task.num_agents >= 32
     ]
@@ -127,13 +127,13 @@ def _scaling() -> list[tuple[str, str]]:
 
 
 def _ablation() -> list[tuple[str, str]]:
-    """What Sable has and MAT lacks, one by one."""
+    """Return what Sable has and MAT lacks, one by one."""
     systems = ["mat", "mat:rms-norm", "mat:swiglu", "mat:rms-norm:swiglu", "sable:memory", "sable:no-memory"]
     return _product(paper.ABLATION, systems)
 
 
 def _chunk() -> list[tuple[str, str]]:
-    """From the whole rollout of 128 time steps at once to a sixteenth of it."""
+    """Return chunk sizes from the whole rollout of 128 time steps at once to a sixteenth of it."""
     return _product(["rware/tiny-4ag"], [f"sable:chunk-size={size}" for size in (128, 64, 32, 16, 8)])
 
 

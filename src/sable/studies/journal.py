@@ -9,7 +9,7 @@ from sable.errors import SableError
 
 
 def open_storage(optuna: tp.Any, storage: str) -> tp.Any:
-    """Optuna's storage at a URL, or the journal in a file."""
+    """Open Optuna's storage at a URL, or the journal in a file."""
     try:
         if "://" in storage:
             return optuna.storages.get_storage(storage)
@@ -17,8 +17,8 @@ def open_storage(optuna: tp.Any, storage: str) -> tp.Any:
         lock = tp.cast(tp.Any, _Lock(Path(path)))
         return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
     except Exception as error:  # whatever a database may say
-        shown = re.sub("//[^@/]*@", "//", storage)  # nobody's password
-        raise SableError(f"cannot use storage {shown}: {' '.join(str(error).split())}") from None
+        masked = re.sub("//[^@/]*@", "//", storage)  # nobody's password
+        raise SableError(f"cannot use storage {masked}: {' '.join(str(error).split())}") from None
 
 
 class _Lock:

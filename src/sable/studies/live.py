@@ -7,7 +7,7 @@ import typing as tp
 from sable.training.console import in_terminal
 
 
-class Live(abc.ABC):
+class LiveDisplay(abc.ABC):
     """Draws `table()` in a terminal twice a second while it is entered; elsewhere `say` prints lines."""
 
     def __init__(self, quiet: bool):
@@ -15,7 +15,7 @@ class Live(abc.ABC):
 
     @abc.abstractmethod
     def table(self) -> tp.Any:
-        """What to draw, for rich."""
+        """Return what to draw, for rich."""
 
     def say(self, line: str) -> None:
         """Print a line where no table is drawn; a reader that went away must not stop the work."""

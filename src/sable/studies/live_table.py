@@ -6,7 +6,7 @@ import typing as tp
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from sable.studies.live import Live
+from sable.studies.live import LiveDisplay
 
 State = tp.Literal["waiting", "running", "stopped", "finished", "failed"]
 STYLES: dict[State, str] = {
@@ -36,11 +36,11 @@ class Status(tp.NamedTuple):
         return {"waiting": "·", "finished": value or "finished", "failed": "failed"}[self.state]
 
 
-class Board(Live):
-    """What is known of every cell, shown as it becomes known."""
+class BenchmarkTable(LiveDisplay):
+    """All that is known of every cell, shown as it becomes known."""
 
     def __init__(self, cells: Sequence[tuple[Hashable, str, str]], quiet: bool = False):
-        """`cells` are (cell, task, system)."""
+        """Begin with all cells waiting; `cells` are (cell, task, system)."""
         self._names = {cell: (task, system) for cell, task, system in cells}
         self._tasks = list(dict.fromkeys(task for _, task, _ in cells))
         self._systems = list(dict.fromkeys(system for _, _, system in cells))
@@ -67,7 +67,7 @@ class Board(Live):
         return f"[{count}/{len(self._status)}] {task} · {system}: {what}"
 
     def table(self) -> tp.Any:
-        """Tasks down, systems across."""
+        """Return the table: tasks down, systems across."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -85,17 +85,17 @@ class Board(Live):
         for system in self._systems:
             table.add_column(system, justify="right")
         cells = {names: self._status[cell] for cell, names in self._names.items()}
-        for task in (shown := self._shown()):
+        for task in (visible := self._visible_tasks()):
             statuses = [cells.get((task, system)) for system in self._systems]
             table.add_row(task, *(Text(s.text, style=STYLES[s.state]) if s else "" for s in statuses))
-        more = len(self._tasks) - len(shown)
+        more = len(self._tasks) - len(visible)
         return Group(head, table, Text(f"and {more} more tasks", style="dim") if more else Text())
 
-    def _shown(self) -> list[str]:
-        """The tasks that fit the terminal: all, or those at work first."""
+    def _visible_tasks(self) -> list[str]:
+        """Return the tasks that fit the terminal: all, or those at work first."""
         from rich import get_console
 
         room = max(get_console().height - 6, 3)
         busy = {self._names[c][0] for c, s in self._status.items() if s.state in ("running", "failed")}
-        chosen = sorted(self._tasks, key=lambda task: task not in busy)[:room]
-        return [task for task in self._tasks if task in chosen]
+        visible = sorted(self._tasks, key=lambda task: task not in busy)[:room]
+        return [task for task in self._tasks if task in visible]

@@ -23,7 +23,7 @@ if tp.TYPE_CHECKING:
 
 
 class Reproduction(tp.NamedTuple):
-    """What came of running a row again."""
+    """A row run again, beside the row."""
 
     directory: Path
     interrupted: int | None
@@ -75,54 +75,56 @@ def _explains(interval: tuple[float, float]) -> bool:
 
 
 def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHING) -> benchmark.Cell:
-    """The run that reproduces a row: its settings, as they are meant now, and its seeds or some of them;
-    refused where its folder holds something else, or where it needs code from outside sable that `trust` does
-    not cover."""
+    """Return the run that reproduces a row: its settings, as they are meant now, and its seeds or some of
+    them; refused where its folder holds something else, or where it needs code from outside sable that
+    `trust` does not cover."""
     try:
         run, config = settings.from_dict(row["settings"], trust)
         if is_custom(run.task):
             trust.require("env", run.task)
     except Untrusted as error:
         raise Untrusted(f"row {row['row']}: {error}") from None
-    given = chosen(row, seeds)
-    run = dataclasses.replace(run, seeds=given, video=False)
+    selected = select_seeds(row, seeds)
+    run = dataclasses.replace(run, seeds=selected, video=False)
     config = dataclasses.replace(config, meaning=MEANING)
     again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], run, config)
     benchmark.check(again)
     return again
 
 
-def chosen(row: Row, seeds: Iterable[int] | None) -> tuple[int, ...]:
+def select_seeds(row: Row, seeds: Iterable[int] | None) -> tuple[int, ...]:
     """Return the row's seeds, or those of them that were named."""
     known = tuple(row["seeds"])
-    given = known if seeds is None else tuple(seeds)
-    if strange := [seed for seed in given if seed not in known]:
+    selected = known if seeds is None else tuple(seeds)
+    if strange := [seed for seed in selected if seed not in known]:
         listed = " ".join(map(str, known))
         raise SableError(f"seeds={strange[0]!r} is none of the seeds of {row['row']}: {listed}")
-    if not given or len(set(given)) < len(given):
-        raise SableError(f"seeds={list(given)}: expected some of the row's, none twice")
-    return given
+    if not selected or len(set(selected)) < len(selected):
+        raise SableError(f"seeds={list(selected)}: expected some of the row's, none twice")
+    return selected
 
 
 def policies(row: Row, results: Path, seeds: Sequence[int] | None) -> dict[int, Path]:
     """Return the folders of the policies that a row keeps; refused in one line where it keeps none."""
-    place, kept = ledger.folder(results, row) / ledger.POLICIES, row.get("policies")
-    if not kept:
+    place, published = ledger.folder(results, row) / ledger.POLICIES, row.get("policies")
+    if not published:
         raise SableError(
             f"{row['row']} keeps no policies, as rows of before 18 November 2026: train it again, with "
             f"sable reproduce {row['row']}"
         )
     # Wide networks weigh so much that a row may keep those of some seeds only.
-    found = {seed: place / str(seed) for seed in chosen(row, map(int, kept) if seeds is None else seeds)}
-    if missing := next((folder for folder in found.values() if not folder.is_dir()), None):
+    folders = {
+        seed: place / str(seed) for seed in select_seeds(row, map(int, published) if seeds is None else seeds)
+    }
+    if missing := next((folder for folder in folders.values() if not folder.is_dir()), None):
         raise SableError(
             f"the policies of {row['row']} are not here, at {missing}: they lie beside the ledger; run this "
             "in a checkout of the repository, or name its folder with --results"
         )
-    return found
+    return folders
 
 
-def measured(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measurement:
+def compare_policies(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measurement:
     """Return what the returns [seeds, episodes] of a row's policies say of its absolute returns."""
     before = settings.plain_from_dict(row["settings"])[0].absolute_episodes
     published = dict(zip(row["seeds"], row["absolute_return"], strict=True))
@@ -138,7 +140,7 @@ def measured(row: Row, seeds: Sequence[int], returns: "np.ndarray") -> Measureme
 
 def reproduce(row: Row, again: benchmark.Cell, train: Callable[[Path], "Result"]) -> Reproduction:
     """Finish the run, unless that was done before, and compare."""
-    if line := older_in_words(row):
+    if line := describe_older_meaning(row):
         print(f"sable: {line}", file=sys.stderr)
     directory = benchmark.prepare(again)
     if not again.finished and (signal := train(directory).interrupted) is not None:
@@ -147,8 +149,8 @@ def reproduce(row: Row, again: benchmark.Cell, train: Callable[[Path], "Result"]
 
 
 def compare(row: Row, directory: Path) -> Reproduction:
-    """A finished run beside the row, two samples of runs. Numbers count with the paper's digits: where all
-    seeds agree, the interval has no width."""
+    """Return a finished run beside the row, two samples of runs. Numbers count with the paper's digits: where
+    all seeds agree, the interval has no width."""
     from sable.reports import read as results
     from sable.reports import stats
     from sable.runs import sums
@@ -166,34 +168,35 @@ def compare(row: Row, directory: Path) -> Reproduction:
     return Reproduction(directory, None, absolute, published, value, (interval[0], interval[1]))
 
 
-def older_in_words(row: Row) -> str:
+def describe_older_meaning(row: Row) -> str:
     """Return what a row's settings meant when it was made, if that has changed since."""
     if not (changes := ledger.older_meaning(row)):
         return ""
-    return f"{row['row']} was made when {meaning.in_words(changes)}; here it is run as meant now"
+    return f"{row['row']} was made when {meaning.describe_changes(changes)}; here it is run as meant now"
 
 
-def in_words(row: Row, found: Reproduction) -> str:
-    """What came of it, in a few lines."""
-    count, same, published = len(found.absolute), len(found.identical), found.published
-    apart = max(abs(value - published[seed]) for seed, value in found.absolute.items())
-    table = _table(published, found.absolute)
+def format_reproduction(row: Row, result: Reproduction) -> str:
+    """Return what came of it, in a few lines."""
+    count, same, published = len(result.absolute), len(result.identical), result.published
+    apart = max(abs(value - published[seed]) for seed, value in result.absolute.items())
+    table = _table(published, result.absolute)
     seeds = f"{same} of {count} seeds' returns are identical to the last bit"
     seeds += f", the others up to {apart:.3g} apart" if same < count else ""
-    low, high = found.interval
-    chance = "explains" if found.within else "does not explain"
+    low, high = result.interval
+    chance = "explains" if result.within else "does not explain"
     means = f"the mean of {count} seeds differs from that of the row's {len(row['seeds'])} by "
-    means += f"{found.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
-    return "\n".join(filter(None, (table, seeds, means, older_in_words(row))))
+    means += f"{result.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
+    return "\n".join(filter(None, (table, seeds, means, describe_older_meaning(row))))
 
 
-def measurement_in_words(found: Measurement) -> str:
+def format_measurement(result: Measurement) -> str:
     """Return what came of measuring a row's policies, in a few lines."""
-    low, high = found.interval
-    chance = "explains" if found.within else "does not explain"
+    low, high = result.interval
+    chance = "explains" if result.within else "does not explain"
     return (
-        f"{_table(found.published, found.returns)}\n{found.episodes} fresh episodes of each policy: the mean "
-        f"differs by {found.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
+        f"{_table(result.published, result.returns)}\n{result.episodes} fresh episodes of each policy: "
+        "the mean "
+        f"differs by {result.difference:.3g} [{low:.3g}, {high:.3g}], which chance {chance}"
     )
 
 

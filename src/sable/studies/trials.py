@@ -55,8 +55,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What is known of a trial."""
+class TrialRecord:
+    """All that is known of a trial."""
 
     number: int
     state: str
@@ -77,7 +77,7 @@ class Study:
     def __init__(self, directory: Path, about: Values, storage: str | None, warmup_steps: int):
         self._optuna = optuna = import_optuna()
         self.directory = directory
-        with self.held():
+        with self.exclusive():
             name = _identify(directory, about)
             self._storage = journal.open_storage(optuna, storage or str(directory / JOURNAL))
             known = [study.study_name for study in optuna.get_all_study_summaries(self._storage)]
@@ -95,8 +95,8 @@ class Study:
         self._id = self._storage.get_study_id_from_name(name)
 
     @contextlib.contextmanager
-    def held(self) -> tp.Iterator[None]:
-        """Nobody else takes a batch of this study meanwhile."""
+    def exclusive(self) -> tp.Iterator[None]:
+        """Let nobody else take a batch of this study meanwhile."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         with contextlib.ExitStack() as stack:
             while True:
@@ -108,11 +108,11 @@ class Study:
                         raise
             yield
 
-    def tried(self) -> list[Tried]:
-        """All trials, in their order."""
+    def records(self) -> list[TrialRecord]:
+        """Return all trials, in their order."""
         batches = {point.number: batch.directory.name for batch in self.batches() for point in batch.points}
         return [
-            Tried(
+            TrialRecord(
                 number=trial.number,
                 state=trial.state.name.lower(),
                 value=trial.value,
@@ -124,34 +124,35 @@ class Study:
         ]
 
     def batches(self) -> list[Batch]:
-        """All batches that were begun."""
+        """Return all batches that were begun."""
         return [_read_batch(folder) for folder in self._folders() if (folder / POINTS).exists()]
 
     def running(self) -> set[int]:
-        """The numbers of the trials that were begun and have not ended."""
+        """Return the numbers of the trials that were begun and have not ended."""
         state = self._optuna.trial.TrialState.RUNNING
         return {trial.number for trial in self._study.get_trials(deepcopy=False, states=(state,))}
 
     def take(
         self, hold: contextlib.ExitStack, trials: int, begin: Callable[[int, str], Batch]
     ) -> Batch | None:
-        """The next batch for this worker, claimed until `hold` ends: one that a dead worker left behind, or a
-        new one of `begin(most trials, name)`; None where all `trials` are done or in other hands."""
-        with self.held():
+        """Return the next batch for this worker, claimed until `hold` ends: one that a dead worker left
+        behind, or a new one of `begin(most trials, name)`; None where all `trials` are done or in other
+        hands."""
+        with self.exclusive():
             self._clear()
             batches = self.batches()
             for batch in batches:
-                if self._unfinished(batch) and not runs.claimed(batch.directory):
+                if self._unfinished(batch) and not runs.is_claimed(batch.directory):
                     hold.enter_context(runs.claim(batch.directory))
                     if self._unfinished(batch):
                         return batch
                     hold.close()  # its worker was just about to end it
-            tried = self.tried()
-            running = {trial.number for trial in tried if trial.state == "running"}
+            records = self.records()
+            running = {trial.number for trial in records if trial.state == "running"}
             in_hands = running & {point.number for batch in batches for point in batch.points}
             for number in running - in_hands:
                 self.give_up(number, "its worker ended before it began")
-            left = trials - sum(trial.finished for trial in tried) - len(in_hands)
+            left = trials - sum(trial.finished for trial in records) - len(in_hands)
             if left <= 0:
                 return None
             number = 1 + _number(batches[-1].directory) if batches else 0
@@ -162,7 +163,7 @@ class Study:
     def draw(
         self, size: int, space: Space, shaping: Sequence[str], refusal: Callable[[Values], str | None]
     ) -> list[Point]:
-        """Up to `size` new trials that differ, but not in what shapes the program.
+        """Return up to `size` new trials that differ, but not in what shapes the program.
 
         What `refusal` has something against is given up and drawn again: it never counts.
         """
@@ -204,15 +205,15 @@ class Study:
         return self._study.pruner.prune(self._study, self._storage.get_trial(trial_id))
 
     def complete(self, number: int, value: float) -> None:
-        """A trial ended with that value."""
+        """Note that a trial ended with that value."""
         self._study.tell(number, value)
 
     def prune(self, number: int, note: str) -> None:
-        """A trial was no good; it counts as one, and as worse than all that were completed."""
+        """Note that a trial was no good; it counts as one, and as worse than all that were completed."""
         self._end(number, note, self._optuna.trial.TrialState.PRUNED)
 
     def give_up(self, number: int, note: str) -> None:
-        """A trial says nothing about its values and does not count."""
+        """Note that a trial says nothing about its values and does not count."""
         self._end(number, note, self._optuna.trial.TrialState.FAIL)
 
     def _end(self, number: int, note: str, state: tp.Any) -> None:
@@ -230,13 +231,13 @@ class Study:
                 shutil.rmtree(folder)
 
     def _folders(self) -> list[Path]:
-        """The folders of batches, in the order in which they were made."""
-        found = self.directory.glob("batch-*")
-        return sorted((path for path in found if _number(path) >= 0), key=_number)
+        """Return the folders of batches, in the order in which they were made."""
+        folders = self.directory.glob("batch-*")
+        return sorted((path for path in folders if _number(path) >= 0), key=_number)
 
 
 def _number(folder: Path) -> int:
-    """The number in a batch's name; -1 for a folder of another name."""
+    """Return the number in a batch's name; -1 for a folder of another name."""
     digits = folder.name.removeprefix("batch-")
     return int(digits) if digits.isdecimal() else -1
 
@@ -248,7 +249,7 @@ def write_points(batch: Batch) -> None:
 
 
 def import_optuna() -> tp.Any:
-    """Optuna, quiet; refused where it is not installed."""
+    """Import Optuna, quiet; refused where it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -258,7 +259,7 @@ def import_optuna() -> tp.Any:
 
 
 def combinations(space: Space, names: Sequence[str]) -> int:
-    """How many different values these dimensions can take together."""
+    """Return how many different values these dimensions can take together."""
     return math.prod(len(space[name]) for name in names)
 
 
@@ -278,14 +279,15 @@ def trial_seeds(directory: Path, count: int) -> tuple[int, ...]:
     A study begun on those keeps them.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        begun = json.loads((directory / STUDY).read_text(encoding="utf-8"))["run"]["seeds"]
-        if begun == list(range(count)):
-            return tuple(begun)
+        seeds = json.loads((directory / STUDY).read_text(encoding="utf-8"))["run"]["seeds"]
+        if seeds == list(range(count)):
+            return tuple(seeds)
     return tuple(range(FIRST_SEED, FIRST_SEED + count))
 
 
 def _identify(directory: Path, about: Values) -> str:
-    """The study's name in its storage; what it is about is written down, or compared where that was done."""
+    """Return the study's name in its storage; what it is about is written down, or compared where that was
+    done."""
     about, path = json.loads(json.dumps(about)), directory / STUDY
     number = about.pop("meaning")
     if not path.is_file():
@@ -293,8 +295,8 @@ def _identify(directory: Path, about: Values) -> str:
         runs.write_json(path, {"name": name, "meaning": number, **about})
         return name
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        name, parts = begun["name"], {part: dict(begun[part]) for part in about}
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        name, parts = stored["name"], {part: dict(stored[part]) for part in about}
     except (OSError, ValueError, KeyError, TypeError):
         raise SableError(f"{path} is damaged; choose another --out") from None
     for part, fields in about.items():
@@ -309,5 +311,5 @@ def _identify(directory: Path, about: Values) -> str:
                     "choose another --out"
                 )
     plain = settings.plain_from_dict({"format": settings.FORMAT, **about})
-    meaning.refuse_older(directory, meaning.number_of(begun), *plain)
+    meaning.refuse_older(directory, meaning.number_of(stored), *plain)
     return name

@@ -19,10 +19,10 @@ from sable.config.checks import MOST_SEEDS, check_count, refuse_unknown
 from sable.config.schema import RunConfig, SystemConfig, field_names, settings_of
 from sable.errors import SableError
 from sable.files import require_unicode
-from sable.quiet import silenced
+from sable.quiet import silence_output
 from sable.runs import directory as runs
-from sable.studies import tuned
-from sable.studies.trials import Space, Study, Tried, import_optuna, trial_seeds
+from sable.studies import study_files
+from sable.studies.trials import Space, Study, TrialRecord, import_optuna, trial_seeds
 from sable.studies.tune_view import View
 from sable.studies.worker import Worker
 from sable.trust import NOTHING, Trust
@@ -39,11 +39,11 @@ NEEDS = {"recurrent_chunk": "memory", "target_update_period": "hard_target_updat
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What tuning came to: where, the best trial so far, how many are finished, and the signal that cut it
+    """The outcome of tuning: where, the best trial so far, how many are finished, and the signal that cut it
     short, if one did."""
 
     directory: Path
-    best: Tried | None
+    best: TrialRecord | None
     finished: int
     interrupted: int | None = None
 
@@ -53,10 +53,10 @@ def tune(
     config: SystemConfig,
     make_env: "Callable[[], Env]",
     *,
-    given: Collection[str] = (),
+    fixed: Collection[str] = (),
     space: Space | None = None,
     trials: int = 40,
-    points: int = 4,
+    parallel_trials: int = 4,
     out: Path = Path("tuning"),
     storage: str | None = None,
     quiet: bool = False,
@@ -66,11 +66,14 @@ def tune(
     the same at the same time.
 
     `run` is the budget of a trial, with as many seeds as each is to have, and `config` what is not searched.
-    `given` names the system's fields that were chosen by hand and stay so. `points` trials run side by side.
+    `fixed` names the system's fields that were chosen by hand and stay so. `parallel_trials` trials run side
+    by side.
     """
     check_count("trials", trials, 1)
-    check_count("points", points, 1, MOST_SEEDS // len(run.seeds))  # each seed of each is one of a run
-    space = dimensions(run.system, config, given, space)
+    check_count(
+        "parallel_trials", parallel_trials, 1, MOST_SEEDS // len(run.seeds)
+    )  # each seed of each is one of a run
+    space = dimensions(run.system, config, fixed, space)
     import_optuna()
     directory = runs.folder(Path(out), run)
     require_unicode(directory)
@@ -81,28 +84,28 @@ def tune(
         raise SableError(f"cannot write to {directory}: {error.strerror}; choose another --out") from None
     plain = settings.resolve({"task": run.task, "system": run.system}, {}, trust)[1]
     fields = {name: value for name, value in settings_of(config).items() if name not in space}
-    kept = {name: value for name, value in fields.items() if value != getattr(plain, name)}
+    constants = {name: value for name, value in fields.items() if value != getattr(plain, name)}
     about = {**settings.to_dict(run, config), "space": dict(space)}
     about.pop("format")
     study = Study(directory, about, storage, warmup_steps=int(WARMUP * run.total_steps))
-    with silenced(quiet), View(f"{run.task} · {run.system}", trials, quiet) as view:
-        worker = Worker(study, run, config, make_env(), space, Path(out), points, trust)
+    with silence_output(quiet), View(f"{run.task} · {run.system}", trials, quiet) as view:
+        worker = Worker(study, run, config, make_env(), space, Path(out), parallel_trials, trust)
         while True:
-            with study.held():  # so that nobody's older view overwrites a newer one
-                tuned.write(directory, run.task, run.system, kept, space, study.tried())
+            with study.exclusive():  # so that nobody's older view overwrites a newer one
+                study_files.write(directory, run.task, run.system, constants, space, study.records())
             with ExitStack() as hold:
                 batch = study.take(hold, trials, worker.begin)
                 signal = worker.work(batch, view) if batch is not None else None
             if batch is None or signal is not None:
-                tried = study.tried()
-                return Outcome(directory, tuned.best(tried), sum(t.finished for t in tried), signal)
+                records = study.records()
+                return Outcome(directory, study_files.best(records), sum(t.finished for t in records), signal)
 
 
 def dimensions(
-    system: str, config: SystemConfig, given: Collection[str] = (), space: Space | None = None
+    system: str, config: SystemConfig, fixed: Collection[str] = (), space: Space | None = None
 ) -> Space:
-    """The fields to search, with their values: those of the system's search space, or of `space`, that were
-    not given and have an effect."""
+    """Return the fields to search, with their values: those of the system's search space, or of `space`, that
+    were not given and have an effect."""
     space = settings.search_space(system, config) if space is None else space
     if not space:
         raise SableError(
@@ -121,7 +124,7 @@ def dimensions(
                 f"search space: {name}={values!r}: expected a list of numbers, switches or texts"
             )
     idle = {name for name, switch in NEEDS.items() if not getattr(config, switch, True)}
-    space = {name: list(values) for name, values in space.items() if name not in idle | set(given)}
+    space = {name: list(values) for name, values in space.items() if name not in idle | set(fixed)}
     if not space:
         raise SableError(f"nothing is left to search: every field of {system}'s search space was given")
     return space

@@ -4,41 +4,41 @@ import math
 import typing as tp
 from collections.abc import Sequence
 
-from sable.studies.live import Live
-from sable.studies.trials import Batch, Tried, Values
-from sable.studies.tuned import best
+from sable.studies.live import LiveDisplay
+from sable.studies.study_files import best
+from sable.studies.trials import Batch, TrialRecord, Values
 
 
-class View(Live):
+class View(LiveDisplay):
     """The trials so far, and the batch this worker is at."""
 
     def __init__(self, title: str, trials: int, quiet: bool):
         super().__init__(quiet)
         self._title, self._trials = title, trials
-        self._tried: list[Tried] = []
+        self._tried: list[TrialRecord] = []
         self._batch: Batch | None = None
         self._steps, self._total_steps, self._returns = 0, 1, []
 
-    def begin(self, batch: Batch, total_steps: int, tried: list[Tried]) -> None:
-        """This worker turns to a batch."""
-        self._batch, self._total_steps, self._tried = batch, total_steps, tried
+    def begin(self, batch: Batch, total_steps: int, records: list[TrialRecord]) -> None:
+        """Show that this worker turns to a batch."""
+        self._batch, self._total_steps, self._tried = batch, total_steps, records
         self._steps, self._returns = 0, [math.nan] * len(batch.points)
 
     def evaluated(self, steps: int, returns: Sequence[float]) -> None:
-        """The batch's points reached these returns."""
+        """Show that the batch's points reached these returns."""
         self._steps, self._returns = steps, list(returns)
 
-    def ended(self, number: int, tried: list[Tried]) -> None:
-        """A trial of the batch ended."""
-        self._tried = tried
-        count, trial, winner = sum(t.finished for t in tried), tried[number], best(tried)
+    def ended(self, number: int, records: list[TrialRecord]) -> None:
+        """Show that a trial of the batch ended."""
+        self._tried = records
+        count, trial, winner = sum(t.finished for t in records), records[number], best(records)
         value = "" if trial.value is None else f" {trial.value:.4g}"
         top = "" if winner is None else f"  best {winner.value:.4g} (trial {winner.number})"
         how = trial.state if trial.state != "complete" else "return"
-        self.say(f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {in_words(trial.values)}")
+        self.say(f"[{count}/{self._trials}] trial {number}: {how}{value}{top}  {format_values(trial.values)}")
 
     def table(self) -> tp.Any:
-        """The study so far, and the batch this worker is at."""
+        """Return the study so far, and the batch this worker is at."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -50,7 +50,7 @@ class View(Live):
             lines.append(
                 Text.assemble("best ", (f"{winner.value:.4g}", "bold green"), f"   trial {winner.number}")
             )
-            lines.append(Text(in_words(winner.values), style="dim"))
+            lines.append(Text(format_values(winner.values), style="dim"))
         if self._batch is None:
             return Group(*lines)
         done = min(self._steps / self._total_steps, 1.0)
@@ -65,15 +65,15 @@ class View(Live):
             reached = f"{value:.4g}" if math.isfinite(value) else "·"
             state = states.get(point.number, "running")
             style = {"running": "", "pruned": "dim", "complete": "green"}.get(state, "dim")
-            cells = [str(point.number), reached, state, *(_shown(v) for v in point.values.values())]
+            cells = [str(point.number), reached, state, *(_format_value(v) for v in point.values.values())]
             table.add_row(*cells, style=style)
         return Group(*lines, table)
 
 
-def in_words(values: Values) -> str:
-    """The values in one line."""
-    return " ".join(f"{name}={_shown(value)}" for name, value in values.items())
+def format_values(values: Values) -> str:
+    """Return the values in one line."""
+    return " ".join(f"{name}={_format_value(value)}" for name, value in values.items())
 
 
-def _shown(value: tp.Any) -> str:
+def _format_value(value: tp.Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ if tp.TYPE_CHECKING:
 
 
 class Worker:
-    """What it takes to make batches of a study and to run them."""
+    """Makes batches of a study and runs them."""
 
     def __init__(
         self,
@@ -32,23 +32,23 @@ class Worker:
         env: "Env",
         space: Space,
         out: Path,
-        points: int,
+        parallel_trials: int,
         trust: Trust = NOTHING,
     ):
         self.study, self.run, self.config, self.env, self.space = study, run, config, env, space
-        self.out, self.points, self.trust = out, points, trust
-        self.free = self._free()
+        self.out, self.parallel_trials, self.trust = out, parallel_trials, trust
+        self.free = self._free_dimensions()
         self.shaping = [name for name in space if name not in self.free]
 
     def begin(self, left: int, name: str) -> Batch:
-        """A new batch of at most `left` trials."""
-        size = min(self.points, left, combinations(self.space, self.free))
+        """Return a new batch of at most `left` trials."""
+        size = min(self.parallel_trials, left, combinations(self.space, self.free))
         points = self.study.draw(size, self.space, self.shaping, self._refusal)
-        config = self._configured({name: points[0].values[name] for name in self.shaping})
+        config = self._with_values({name: points[0].values[name] for name in self.shaping})
         first = self.run.seeds[0]
         seeds = tuple(range(first, first + len(points) * len(self.run.seeds)))
         run = dataclasses.replace(self.run, seeds=seeds)
-        directory = runs.plan(self.out, run, config, name)
+        directory = runs.create_pending(self.out, run, config, name)
         batch = Batch(
             directory, [Point(p.number, {name: p.values[name] for name in self.free}) for p in points]
         )
@@ -59,19 +59,19 @@ class Worker:
         """Run a batch from where it stands and tell the study; the signal that interrupted it, if one did."""
         from sable.training import checkpoint
 
-        told = Told(self.study, batch, view)
-        view.begin(batch, self.run.total_steps, self.study.tried())
-        result = self._train(batch, told)
+        reporter = TrialReporter(self.study, batch, view)
+        view.begin(batch, self.run.total_steps, self.study.records())
+        result = self._train_batch(batch, reporter)
         if result.interrupted is None:
             if result.summary:  # else no point is left
-                told.end(_absolute(result.summary))
+                reporter.end(_absolute(result.summary))
                 runs.finish(batch.directory, result.summary)
             # With the experience of systems that replay it they are large, and nobody goes on with them.
             shutil.rmtree(batch.directory / checkpoint.FOLDER, ignore_errors=True)
         return result.interrupted
 
-    def _train(self, batch: Batch, told: "Told") -> "Result":
-        """What training the batch left; no summary where it ended early."""
+    def _train_batch(self, batch: Batch, reporter: "TrialReporter") -> "Result":
+        """Return what training the batch left; no summary where it ended early."""
         import jax
 
         from sable import systems
@@ -88,30 +88,30 @@ class Worker:
         if resumed is not None:
             runs.note_resumption(directory, resumed)
         parts = self.env, system, run, config, directory
-        how = {"resume": True, "quiet": True, "hypers": hypers, "on_evaluation": told.watch}
+        how = {"resume": True, "quiet": True, "hypers": hypers, "on_evaluation": reporter.watch}
         try:
             with interruption(Exit("the same command goes on from here")) as interrupted:
-                return loop.train(*parts, **how, interrupted=interrupted)
+                return loop.train_loop(*parts, **how, interrupted=interrupted)
         except loop.Halted:
-            told.end([math.nan] * len(run.seeds))
+            reporter.end([math.nan] * len(run.seeds))
             return loop.Result(directory, {})
         except (jax.errors.JaxRuntimeError, memory.DoesNotFit, memory.OutOfMemory) as error:
             why = " ".join(str(error).split())[:200]
-            told.give_up(why)
+            reporter.give_up(why)
             raise SableError(
-                f"{directory} was given up: {why}; fewer --points would need less memory"
+                f"{directory} was given up: {why}; fewer --parallel-trials would need less memory"
             ) from None
 
-    def _configured(self, values: Values) -> SystemConfig:
-        """The configuration with those values, checked."""
-        return settings.changed(self.run, self.config, {}, values)[1]
+    def _with_values(self, values: Values) -> SystemConfig:
+        """Return the configuration with those values, checked."""
+        return settings.replace_fields(self.run, self.config, {}, values)[1]
 
     def _refusal(self, values: Values) -> str | None:
-        """What is wrong with those values together."""
+        """Return what is wrong with those values together."""
         from sable import systems
 
         try:
-            systems.make(self.run.system, self.env.spec, self._configured(values))
+            systems.make(self.run.system, self.env.spec, self._with_values(values))
         except SableError as error:
             return str(error)
         return None
@@ -122,31 +122,33 @@ class Worker:
         return systems.make(self.run.system, self.env.spec, config).hyper
 
     def _hypers(self, config: SystemConfig, points: list[Point], num_seeds: int) -> "PyTree":
-        """The numbers of every lane: those of its point."""
+        """Return the numbers of every lane: those of its point."""
         import jax
         import jax.numpy as jnp
 
         each = [self._hyper(dataclasses.replace(config, **point.values)) for point in points]
         return jax.tree.map(lambda *leaves: jnp.repeat(jnp.stack(leaves), num_seeds, axis=0), *each)
 
-    def _free(self) -> list[str]:
-        """The dimensions that reach the learner as array leaves."""
+    def _free_dimensions(self) -> list[str]:
+        """Return the dimensions that reach the learner as array leaves."""
         import jax
         import numpy as np
 
         def leaves(name: str, value: tp.Any) -> list | None:
             try:
-                hyper = self._hyper(self._configured({name: value}))
+                hyper = self._hyper(self._with_values({name: value}))
                 return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(hyper)]
             except SableError:  # not beside the other fields as they are
                 return None
 
-        found = {name: [leaves(name, value) for value in values] for name, values in self.space.items()}
-        return [name for name, of in found.items() if None not in of and any(x != of[0] for x in of)]
+        leaves_by_name = {
+            name: [leaves(name, value) for value in values] for name, values in self.space.items()
+        }
+        return [name for name, of in leaves_by_name.items() if None not in of and any(x != of[0] for x in of)]
 
 
 def _absolute(summary: Values) -> list[float]:
-    """The absolute metric of every seed, nan for one that halted."""
+    """Return the absolute metric of every seed, nan for one that halted."""
     halted = summary["halted_seeds"]
     return [
         math.nan if seed in halted else value
@@ -154,7 +156,7 @@ def _absolute(summary: Values) -> list[float]:
     ]
 
 
-class Told:
+class TrialReporter:
     """Tells the study, and whoever looks on, what becomes of a batch's points. Some of them may have ended
     before, by pruning or because a killed worker told of them."""
 
@@ -165,11 +167,11 @@ class Told:
         """Take in an evaluation of every seed; whether no point is left."""
         means = self._means(returns)
         self._view.evaluated(steps, means)
-        for number, mean in self._open(means):
+        for number, mean in self._unfinished(means):
             if math.isfinite(mean) and self._study.report(number, steps, mean):
                 self._study.prune(number, f"below the median at {steps:,} steps")
-                self._view.ended(number, self._study.tried())
-        return not self._open(means)
+                self._view.ended(number, self._study.records())
+        return not self._unfinished(means)
 
     def end(self, absolute: list[float]) -> None:
         """Take in the absolute metric of every seed, nan for one that halted.
@@ -178,23 +180,23 @@ class Told:
         episodes. Results are reported by it, and unlike the highest return of an evaluation it does not
         favour the noisy. A point with a seed that halted counts as pruned, so that it is not tried for ever.
         """
-        for number, mean in self._open(self._means(absolute)):
+        for number, mean in self._unfinished(self._means(absolute)):
             if math.isfinite(mean):
                 self._study.complete(number, mean)
             else:
                 self._study.prune(number, "a number was no longer finite")
-            self._view.ended(number, self._study.tried())
+            self._view.ended(number, self._study.records())
 
     def give_up(self, why: str) -> None:
-        """The batch cannot be run, which says nothing about its points."""
-        for number, _ in self._open([0.0] * len(self._numbers)):
+        """Note that the batch cannot be run, which says nothing about its points."""
+        for number, _ in self._unfinished([0.0] * len(self._numbers)):
             self._study.give_up(number, why)
 
     def _means(self, per_seed: list[float]) -> list[float]:
         size = len(per_seed) // len(self._numbers)
         return [sum(per_seed[i : i + size]) / size for i in range(0, len(per_seed), size)]
 
-    def _open(self, means: list[float]) -> list[tuple[int, float]]:
-        """The points that have not ended, each with its mean."""
+    def _unfinished(self, means: list[float]) -> list[tuple[int, float]]:
+        """Return the points that have not ended, each with its mean."""
         running = self._study.running()
         return [pair for pair in zip(self._numbers, means, strict=True) if pair[0] in running]

@@ -266,7 +266,7 @@ def evaluate_actions(
     `order`."""
     raw = steps.extras.raw[:, :, order]
     if isinstance(net, Sable):
-        params = jax.tree.map(lambda x: x.astype(net.config.compute), params)
+        params = jax.tree.map(lambda x: x.astype(net.config.compute_dtype), params)
     distribution, values = _apply(
         net,
         params,

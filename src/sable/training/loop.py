@@ -186,7 +186,7 @@ def make_stages(
 
 
 @memory.explain_out_of_memory()
-def train(
+def train_loop(
     env: Env | PythonVectorEnv,
     system: System,
     run: RunConfig,

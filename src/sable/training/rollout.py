@@ -16,14 +16,15 @@ from sable.systems.base import System
 from sable.types import Metrics, PyTree, Rollout, TimeStep, Transition, struct
 
 
-def resets_per_env(num_envs: int, length: int, pool_size: int, time_limit: int) -> int:
-    """Return how many starts an environment has for a rollout, all of them `pool_size` if that is not 0.
+def resets_per_env(num_envs: int, length: int, reset_pool_size: int, time_limit: int) -> int:
+    """Return how many starts an environment has for a rollout, all of them `reset_pool_size` if that is not
+    0.
 
     A good team crosses a grid whose limit is its number of cells in about the square root of that. With two
     starts for such a time hardly any episode repeats one, which would be learnt by heart.
     """
     steps_per_start = max(1, math.isqrt(time_limit) // 2)
-    return max(1, pool_size // num_envs if pool_size else length // steps_per_start)
+    return max(1, reset_pool_size // num_envs if reset_pool_size else length // steps_per_start)
 
 
 @struct
@@ -42,11 +43,11 @@ def init_rollout_state(env: Env, system: System, key: Array, num_envs: int) -> R
 
 
 def make_reset_pool(
-    env: Env, key: Array, num_envs: int, length: int, pool_size: int
+    env: Env, key: Array, num_envs: int, length: int, reset_pool_size: int
 ) -> tuple[PyTree, TimeStep]:
     """Return the reset pool of a rollout [B, resets]: as many starts for each environment, which takes them
     in turn."""
-    num_resets = resets_per_env(num_envs, length, pool_size, env.spec.time_limit)
+    num_resets = resets_per_env(num_envs, length, reset_pool_size, env.spec.time_limit)
     pool = wrappers.vmap_reset(env, key, num_envs * num_resets)
     return sharding.shard(jax.tree.map(lambda x: x.reshape(num_envs, num_resets, *x.shape[1:]), pool))
 
@@ -58,12 +59,12 @@ def collect(
     rollout_state: RolloutState,
     key: Array,
     length: int,
-    pool_size: int,
+    reset_pool_size: int,
 ) -> tuple[RolloutState, Rollout, Metrics]:
     """Collect `length` steps of exploration: (where it ended, what happened, sums over the episodes that
     ended)."""
     pool_key, steps_key = jax.random.split(key)
-    pool = make_reset_pool(env, pool_key, rollout_state.timestep.first.shape[0], length, pool_size)
+    pool = make_reset_pool(env, pool_key, rollout_state.timestep.first.shape[0], length, reset_pool_size)
 
     def step(carry: tuple[RolloutState, Array], key: Array) -> tuple[tuple, tuple[Transition, Metrics]]:
         state, num_taken = carry

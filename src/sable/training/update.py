@@ -105,7 +105,7 @@ def collect_and_learn(
     collect_key, learn_key = jax.random.split(key)
     if collect_result is None:
         collect_result = collect(
-            env, system, learner, rollout_state, collect_key, config.rollout_length, run.pool_size
+            env, system, learner, rollout_state, collect_key, config.rollout_length, run.reset_pool_size
         )
     rollout_state, rollout, episode_sums = collect_result
     rollout_is_finite = tree.all_finite((rollout.steps, rollout.last.observation))

@@ -52,28 +52,28 @@ class Capture:
     """Retention layers' projections and outputs, caught by `nn.intercept_methods` as a network is applied."""
 
     def __init__(self):
-        self.found: dict[str, tuple] = {}
+        self.outputs: dict[str, tuple] = {}
 
     def __call__(
-        self, call: tp.Callable, args: tuple, named: dict, context: nn.module.InterceptorContext
+        self, call: tp.Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext
     ) -> tp.Any:
-        result = call(*args, **named)
+        result = call(*args, **kwargs)
         module = context.module
         if isinstance(module, MultiScaleRetention):
             path = "/".join(module.path)
             if context.method_name == "_split":
-                self.found[path] = (module.causal, module._kappa(), *result[:3])
+                self.outputs[path] = (module.causal, module._kappa(), *result[:3])
             elif context.method_name == "_norm_and_gate":
-                self.found[path] += (args[0],)
+                self.outputs[path] += (args[0],)
         return result
 
 
-def layers(found: dict[str, tuple], index: int, length: int) -> list[Layer]:
-    """The captured layers [B, T, N, H, d] of one episode, in the order they come in."""
+def layers(outputs: dict[str, tuple], index: int, length: int) -> list[Layer]:
+    """Return the captured layers [B, T, N, H, d] of one episode, in the order they come in."""
 
     def layer(path: str) -> Layer:
         *_, block, name = path.split("/")
-        causal, kappa, q, k, v, out = (np.asarray(x) for x in found[path])
+        causal, kappa, q, k, v, out = (np.asarray(x) for x in outputs[path])
         cut = {"q": q, "k": k, "v": v, "out": out}
         cut = {name: x[index, :length].astype(np.float64) for name, x in cut.items()}
         number = int(block.rpartition("_")[2]) + 1
@@ -83,13 +83,13 @@ def layers(found: dict[str, tuple], index: int, length: int) -> list[Layer]:
 
     order = list(KINDS.values())
     return sorted(
-        map(layer, found), key=lambda one: (one.kind != "encoder", one.block, order.index(one.kind))
+        map(layer, outputs), key=lambda one: (one.kind != "encoder", one.block, order.index(one.kind))
     )
 
 
 def weights(layer: Layer, t: int, *, since: int = 0, num_agents: int | None = None) -> np.ndarray:
-    """w [H, n, t + 1 - since, N] of all tokens from step `since` on, in what the first n agents recall at
-    step t."""
+    """Return w [H, n, t + 1 - since, N] of all tokens from step `since` on, in what the first n agents recall
+    at step t."""
     q = layer.q[t, :num_agents]
     scores = np.einsum("nhd,smhd->hnsm", q, layer.k[since : t + 1], optimize=True)
     if layer.causal:
@@ -98,11 +98,11 @@ def weights(layer: Layer, t: int, *, since: int = 0, num_agents: int | None = No
 
 
 def recall(layer: Layer, *, head: int | None, num_agents: int, top: int) -> Recall:
-    """What the first `num_agents` recall through a layer: through one head, or through all together, whose
-    outputs stand side by side, so that a token's part is as long as their squares' sum."""
+    """Return what the first `num_agents` recall through a layer: through one head, or through all together,
+    whose outputs stand side by side, so that a token's part is as long as their squares' sum."""
     num_steps, team = layer.q.shape[:2]
     heads = slice(None) if head is None else slice(head, head + 1)
-    chosen = Layer(
+    selected = Layer(
         kind=layer.kind,
         block=layer.block,
         causal=layer.causal,
@@ -112,15 +112,15 @@ def recall(layer: Layer, *, head: int | None, num_agents: int, top: int) -> Reca
         v=layer.v[:, :, heads],
         out=layer.out[:, :, heads],
     )
-    size = np.linalg.norm(chosen.v, axis=-1).transpose(2, 0, 1)  # [H, T, N]
-    longest = float(chosen.kappa.max())
+    size = np.linalg.norm(selected.v, axis=-1).transpose(2, 0, 1)  # [H, T, N]
+    longest = float(selected.kappa.max())
     window = math.ceil(math.log(FORGOTTEN) / math.log(longest)) if 0 < longest < 1 else num_steps
     shape = (num_steps, num_agents)
     by_agent, by_lag = np.zeros((*shape, team)), np.zeros((*shape, len(LAGS)))
     top_lag, top_agent, top_share = (np.zeros((*shape, top), kind) for kind in (int, int, float))
     for t in range(num_steps):
         since = max(0, t - window)
-        weight = weights(chosen, t, since=since, num_agents=num_agents)
+        weight = weights(selected, t, since=since, num_agents=num_agents)
         parts = weight * size[:, None, since : t + 1]
         lengths = np.sqrt(np.square(parts).sum(0))  # [n, s, N]
         share = lengths / np.maximum(lengths.sum((1, 2), keepdims=True), 1e-30)

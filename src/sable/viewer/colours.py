@@ -22,12 +22,12 @@ ROLES = {
 
 
 def agent(index: int) -> str:
-    """The colour of an agent; where agents are many it is told apart by its number."""
+    """Return the colour of an agent; where agents are many it is told apart by its number."""
     return f"a{index % len(PALETTE)}"
 
 
 def style() -> str:
-    """The colours as custom properties of a page."""
+    """Return the colours as custom properties of a page."""
     return (
         ":root { "
         + " ".join(f"--{n}: light-dark({light}, {dark});" for n, (light, dark) in ROLES.items())
@@ -36,6 +36,6 @@ def style() -> str:
 
 
 def light(role: str) -> tuple[int, int, int]:
-    """A colour on light paper, as red, green and blue."""
+    """Return a colour on light paper, as red, green and blue."""
     code = ROLES[role][0]
     return int(code[1:3], 16), int(code[3:5], 16), int(code[5:7], 16)

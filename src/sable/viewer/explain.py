@@ -21,8 +21,9 @@ from sable.viewer.record import Recording
 
 
 @dataclass(frozen=True)
-class Explained:
-    """What could be found out, numpy [T, B, N, ..]; None where a system has nothing of the kind."""
+class Explanation:
+    """All that could be found out about a policy's decisions, numpy [T, B, N, ..]; None where a system has
+    nothing of the kind."""
 
     probability: np.ndarray | None = None  # [.., A] of every action; 0 where it is not legal
     q_value: np.ndarray | None = None  # [.., A] of every action
@@ -34,37 +35,41 @@ class Explained:
     """Captured retention layers, where the system remembers by them."""
 
 
-def explain(policy: Policy, recording: Recording) -> Explained:
-    """What the policy had in mind when it played these episodes."""
+def explain(policy: Policy, recording: Recording) -> Explanation:
+    """Return what the policy had in mind when it played these episodes."""
     name = policy.run.system
     module = systems.module_of(name, policy.config)
     value = getattr(recording.extras, "value", None)
     if hasattr(module, "make_policy"):
-        return replace(_of_ppo(policy, module.make_policy, recording), value=value)
+        return replace(_explain_ppo(policy, module.make_policy, recording), value=value)
     views = recording.observation.view
     if name == "qmix":
         net = agent_q(tp.cast(tp.Any, policy.config), policy.spec)
         memory = policy.initial_memory(recording.num_episodes).remembered
         q, _ = jax.jit(net.apply)(policy.params, views, memory, _first(recording))
-        return Explained(q_value=np.asarray(q))
+        return Explanation(q_value=np.asarray(q))
     if hasattr(module, "make_policies"):
         act = module.make_policies(policy.spec, policy.config).act
-        return Explained(spread=np.asarray(jax.jit(lambda *given: _odds(act(*given)))(policy.params, views)))
-    return Explained(value=value)
+        return Explanation(
+            spread=np.asarray(
+                jax.jit(lambda *inputs: _action_probabilities(act(*inputs)))(policy.params, views)
+            )
+        )
+    return Explanation(value=value)
 
 
-def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> Explained:
-    """By scoring the actions that were taken, as learning does, and catching what the networks say inside."""
-    net = make_policy(policy.spec, _openly(policy.config, policy.spec))
-    remembers = isinstance(policy.config, SableConfig) and policy.config.memory
+def _explain_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> Explanation:
+    """Score the actions that were taken, as learning does, and catch what the networks say inside."""
+    net = make_policy(policy.spec, _plain_config(policy.config, policy.spec))
+    has_memory = isinstance(policy.config, SableConfig) and policy.config.memory
 
     def score(params: PyTree, steps: Transition) -> tuple:
-        said: list = []
+        distributions: list = []
 
-        def catch(call: tp.Callable, args: tuple, named: dict, context: tp.Any) -> tp.Any:
-            result = call(*args, **named)
+        def catch(call: tp.Callable, args: tuple, kwargs: dict, context: tp.Any) -> tp.Any:
+            result = call(*args, **kwargs)
             if isinstance(context.module, ActionDistribution) and context.method_name == "__call__":
-                said.append(result)
+                distributions.append(result)
             return result
 
         capture = attribution.Capture()
@@ -72,8 +77,8 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
             order = jnp.arange(policy.spec.num_agents)
             memory = policy.initial_memory(recording.num_episodes).remembered
             net.evaluate_actions(params, net.prepare(steps), memory, order, jax.random.key(0))
-        retention = {path: tuple(map(jnp.asarray, found)) for path, found in capture.found.items()}
-        return _odds(said[0]), retention if remembers else None
+        retention = {path: tuple(map(jnp.asarray, arrays)) for path, arrays in capture.outputs.items()}
+        return _action_probabilities(distributions[0]), retention if has_memory else None
 
     steps = Transition(
         observation=recording.observation,
@@ -90,28 +95,31 @@ def _of_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> E
         odds = odds.swapaxes(0, 1)
     in_turn = policy.run.system in ("sable", "mat")
     if policy.spec.discrete:
-        return Explained(probability=odds, in_turn=in_turn, retention=retention)
-    return Explained(spread=odds, in_turn=in_turn, retention=retention)
+        return Explanation(probability=odds, in_turn=in_turn, retention=retention)
+    return Explanation(spread=odds, in_turn=in_turn, retention=retention)
 
 
-def _openly(config: SystemConfig, spec: EnvSpec) -> SystemConfig:
-    """The settings with which a network computes as it acts, and by no kernel, in which nothing is caught."""
+def _plain_config(config: SystemConfig, spec: EnvSpec) -> SystemConfig:
+    """Return the settings with which a network computes as it acts, and by no kernel, in which nothing is
+    caught."""
     if not isinstance(config, SableConfig):
         return config
-    config = replace(config, compute="float32")
+    config = replace(config, compute_dtype="float32")
     if jax.default_backend() != "gpu":
         return config
     return replace(config, chunk_size=config.chunk_size or max(1, 64 // spec.num_agents))
 
 
-def _odds(found: Distribution) -> Array:
-    """The probability of every action; or what a continuous one is most likely between, one standard
+def _action_probabilities(distribution: Distribution) -> Array:
+    """Return the probability of every action; or what a continuous one is most likely between, one standard
     deviation about the centre."""
-    if isinstance(found, Categorical):
-        return jax.nn.softmax(found.logits)
-    return jnp.stack([found.scale(found.mean + k * found.std) for k in (-1, 0, 1)], axis=-1)
+    if isinstance(distribution, Categorical):
+        return jax.nn.softmax(distribution.logits)
+    return jnp.stack(
+        [distribution.scale(distribution.mean + k * distribution.std) for k in (-1, 0, 1)], axis=-1
+    )
 
 
 def _first(recording: Recording) -> np.ndarray:
-    """Every episode opens at its first step."""
+    """Return where episodes begin: every one opens at its first step."""
     return np.arange(len(recording.reward))[:, None] == np.zeros((1, recording.num_episodes))

@@ -16,10 +16,9 @@ from sable.config.schema import SableConfig
 from sable.installation import VERSION
 from sable.runs import directory as runs
 from sable.runs.policy import Policy
-from sable.viewer import attribution, colours
-from sable.viewer import video as film
+from sable.viewer import attribution, colours, video
 from sable.viewer.attribution import LAGS
-from sable.viewer.explain import Explained
+from sable.viewer.explain import Explanation
 from sable.viewer.record import Episode, Recording
 from sable.viewer.scene import Scene, encode
 
@@ -34,7 +33,7 @@ _SCRIPTS = ("decode.js", "scene.js", "panels.js", "timeline.js", "replay.js")
 
 
 @dataclass(frozen=True)
-class Shown:
+class EpisodeView:
     """One episode for the page."""
 
     episode: Episode
@@ -46,15 +45,15 @@ class Shown:
 def page(
     policy: Policy,
     recording: Recording,
-    explained: Explained,
-    episodes: Sequence[Shown],
+    explanation: Explanation,
+    episodes: Sequence[EpisodeView],
     *,
     how: str,
-    seen: tp.Callable[[int], None] = lambda count: None,
+    progress: tp.Callable[[int], None] = lambda count: None,
 ) -> str:
-    """The page: a template with its style, its scripts and the data in it."""
-    content = _data(policy, recording, explained, episodes, how, seen)
-    text = json.dumps(runs.plain(content), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    """Return the page: a template with its style, its scripts and the data in it."""
+    content = _data(policy, recording, explanation, episodes, how, progress)
+    text = json.dumps(runs.to_plain(content), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     scripts = [_asset("reports", name) for name in _REPORT] + [_asset("viewer", name) for name in _SCRIPTS]
     parts = {
         "palette": colours.style(),
@@ -66,10 +65,10 @@ def page(
 
 
 def content_of(page: str) -> dict[str, tp.Any]:
-    """The data in a page."""
-    found = re.search(r'<script type="text/plain" id="data">([^<]*)<', page)
-    assert found is not None
-    return json.loads(zlib.decompress(base64.b64decode(found[1])))
+    """Return the data in a page."""
+    match = re.search(r'<script type="text/plain" id="data">([^<]*)<', page)
+    assert match is not None
+    return json.loads(zlib.decompress(base64.b64decode(match[1])))
 
 
 def _asset(folder: str, name: str) -> str:
@@ -79,15 +78,15 @@ def _asset(folder: str, name: str) -> str:
 def _data(
     policy: Policy,
     recording: Recording,
-    explained: Explained,
-    episodes: Sequence[Shown],
+    explanation: Explanation,
+    episodes: Sequence[EpisodeView],
     how: str,
-    seen: tp.Callable[[int], None],
+    progress: tp.Callable[[int], None],
 ) -> dict[str, tp.Any]:
     spec, run = policy.spec, policy.run
     shown = min(spec.num_agents, MOST_AGENTS)
-    takes = [film.Take(one.scene, "", [""] * len(one.scene.frames)) for one in episodes]
-    kinds = {"probability": explained.probability, "q": explained.q_value, "spread": explained.spread}
+    clips = [video.Clip(one.scene, "", [""] * len(one.scene.frames)) for one in episodes]
+    kinds = {"probability": explanation.probability, "q": explanation.q_value, "spread": explanation.spread}
     budget = MOST_BYTES // len(episodes)
     return {
         "made": f"Made by sable {VERSION} on {datetime.date.today():%d %B %Y}.",
@@ -98,37 +97,40 @@ def _data(
         "shown": shown,
         "placed": min((len(one.scene.anchors[0]) for one in episodes), default=0),
         "discrete": spec.discrete,
-        "inTurn": explained.in_turn,
+        "inTurn": explanation.in_turn,
         "actions": episodes[0].scene.actions,
-        "odds": next((name for name, found in kinds.items() if found is not None), None),
-        "pace": film.pace_of(takes),
+        "odds": next((name for name, values in kinds.items() if values is not None), None),
+        "pace": video.frame_rate(clips),
         "episodes": [
-            _episode(policy, recording, explained, one, shown, budget) for one in _counted(episodes, seen)
+            _episode(policy, recording, explanation, one, shown, budget)
+            for one in _with_progress(episodes, progress)
         ],
     }
 
 
-def _counted(items: Sequence[Shown], seen: tp.Callable[[int], None]) -> tp.Iterator[Shown]:
+def _with_progress(
+    items: Sequence[EpisodeView], progress: tp.Callable[[int], None]
+) -> tp.Iterator[EpisodeView]:
     for count, item in enumerate(items):
         yield item
-        seen(count + 1)
+        progress(count + 1)
 
 
 def _episode(
-    policy: Policy, recording: Recording, explained: Explained, one: Shown, shown: int, budget: int
+    policy: Policy, recording: Recording, explanation: Explanation, one: EpisodeView, shown: int, budget: int
 ) -> dict[str, tp.Any]:
     episode, scene = one.episode, one.scene
     length = episode.length
 
-    def own(found: np.ndarray | None) -> np.ndarray | None:
-        return None if found is None else found[:length, one.index, :shown]
+    def own(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else values[:length, one.index, :shown]
 
     same = np.ptp(episode.reward, axis=1).max() == 0  # one reward for all
     rewards = episode.reward[:, :1] if same else episode.reward[:, :shown]
     shapes, changes = encode(scene.frames)
     action = episode.action[:, :shown]
-    value, q_value = own(explained.value), own(explained.q_value)
-    found = {
+    value, q_value = own(explanation.value), own(explanation.q_value)
+    data = {
         "length": length,
         "stats": {name: round(x, 4) for name, x in episode.stats.items()},
         "returns": _rounded(episode.returns),
@@ -140,33 +142,36 @@ def _episode(
             "changes": changes,
             "legend": scene.legend,
         },
-        "anchors": _packed(np.array(scene.anchors), "f4") if scene.anchors and scene.anchors[0] else None,
-        "action": _packed(action, "u2")
+        "anchors": _encode_array(np.array(scene.anchors), "f4")
+        if scene.anchors and scene.anchors[0]
+        else None,
+        "action": _encode_array(action, "u2")
         if policy.spec.discrete
-        else _packed(_unit(policy, action) * 100, "i1"),
-        "values": None if value is None else _packed(value, "f4"),
+        else _encode_array(_unit(policy, action) * 100, "i1"),
+        "values": None if value is None else _encode_array(value, "f4"),
         "odds": None,
         "memory": None,
     }
     legal = episode.observation.action_mask[:, :shown]
-    if (probability := own(explained.probability)) is not None:
-        found["odds"] = _packed(np.where(legal, np.round(probability * 200), 255), "u1")
+    if (probability := own(explanation.probability)) is not None:
+        data["odds"] = _encode_array(np.where(legal, np.round(probability * 200), 255), "u1")
     elif q_value is not None:
         low, high = float(q_value[legal].min()), float(q_value[legal].max())
         level = (q_value - low) / (high - low or 1.0) * 254
-        found |= {"odds": _packed(np.where(legal, np.clip(np.round(level), 0, 254), 255), "u1")}
-        found |= {"oddsLow": round(low, 4), "oddsHigh": round(high, 4)}
-    elif (spread := own(explained.spread)) is not None:
-        found["odds"] = _packed(_unit(policy, spread) * 100, "i1")
-    if explained.retention is not None:
-        found["memory"] = _memory(policy, explained.retention, one, shown, budget)
-    return found
+        data |= {"odds": _encode_array(np.where(legal, np.clip(np.round(level), 0, 254), 255), "u1")}
+        data |= {"oddsLow": round(low, 4), "oddsHigh": round(high, 4)}
+    elif (spread := own(explanation.spread)) is not None:
+        data["odds"] = _encode_array(_unit(policy, spread) * 100, "i1")
+    if explanation.retention is not None:
+        data["memory"] = _memory(policy, explanation.retention, one, shown, budget)
+    return data
 
 
 def _memory(
-    policy: Policy, retention: dict[str, tuple], one: Shown, shown: int, budget: int
+    policy: Policy, retention: dict[str, tuple], one: EpisodeView, shown: int, budget: int
 ) -> dict[str, tp.Any]:
-    """What each listed agent recalls through each layer at each step: largest parts, and how all divide."""
+    """Return what each listed agent recalls through each layer at each step: largest parts, and how all
+    divide."""
     config = tp.cast(SableConfig, policy.config)
     length, team = one.episode.length, policy.spec.num_agents
     layers = attribution.layers(retention, one.index, length)
@@ -178,17 +183,17 @@ def _memory(
     for layer in layers:
         name = layer.kind if config.num_blocks == 1 else f"{layer.kind}, block {layer.block}"
         for head in [None, *range(config.num_heads)] if apart else [None]:
-            found = attribution.recall(layer, head=head, num_agents=agents, top=TOP)
+            recalled = attribution.recall(layer, head=head, num_agents=agents, top=TOP)
             heads = "" if config.num_heads == 1 else ", all heads" if head is None else f", head {head + 1}"
             options.append(
                 {
                     "name": name + heads,
                     "kind": layer.kind,
-                    "byAgent": _packed(np.round(found.by_agent * 200), "u1") if whom else None,
-                    "byLag": _packed(np.round(found.by_lag * 200), "u1"),
-                    "topLag": _packed(found.top_lag, "u2"),
-                    "topAgent": _packed(found.top_agent, "u2"),
-                    "topShare": _packed(np.round(found.top_share * 100), "i1"),
+                    "byAgent": _encode_array(np.round(recalled.by_agent * 200), "u1") if whom else None,
+                    "byLag": _encode_array(np.round(recalled.by_lag * 200), "u1"),
+                    "topLag": _encode_array(recalled.top_lag, "u2"),
+                    "topAgent": _encode_array(recalled.top_agent, "u2"),
+                    "topShare": _encode_array(np.round(recalled.top_share * 100), "i1"),
                 }
             )
     decay = ", ".join(f"{kappa:.3g}" for kappa in layers[0].kappa)
@@ -215,13 +220,13 @@ def _memory(
 
 
 def _unit(policy: Policy, action: np.ndarray) -> np.ndarray:
-    """Continuous actions from their bounds to [-1, 1]."""
+    """Scale continuous actions from their bounds to [-1, 1]."""
     low, high = policy.spec.action_low, policy.spec.action_high
     return np.clip((action - low) / (high - low) * 2 - 1, -1, 1)
 
 
-def _packed(values: np.ndarray, kind: str) -> list[str]:
-    """Numbers as [kind, base64]."""
+def _encode_array(values: np.ndarray, kind: str) -> list[str]:
+    """Encode numbers as [kind, base64]."""
     if kind != "f4":
         values = np.round(values)
     return [kind, base64.b64encode(np.ascontiguousarray(values, f"<{kind}").tobytes()).decode()]

@@ -57,12 +57,13 @@ class Episode:
         return self.action.shape[1]
 
     def state(self, t: int) -> tp.Any:
-        """The environment's state at frame t."""
+        """Return the environment's state at frame t."""
         return jax.tree.map(lambda x: x[t], self.states)
 
 
 def episode_key(run: RunConfig, trained_seed: int | None, seed: int | None) -> Array:
-    """The key that `sable evaluate` plays the episodes of `seed` with, for one of the run's own seeds."""
+    """Return the key that `sable evaluate` plays the episodes of `seed` with, for one of the run's own
+    seeds."""
     keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), len(run.seeds))
     return keys[run.seeds.index(trained_seed) if trained_seed in run.seeds else 0]
 
@@ -78,8 +79,8 @@ def record(
     greedy: bool = False,
     most_steps: int | None = None,
 ) -> Recording:
-    """What `training.evaluate.play` plays for the same arguments, or its most probable actions if `greedy`;
-    no longer than `most_steps`."""
+    """Play the episodes that `sable evaluate` plays for the same arguments, or with the most probable actions
+    if `greedy`; no longer than `most_steps`."""
     if not hasattr(env, "rekey"):  # what every environment has that can be played inside a program
         raise SableError(f"{run.task} is stepped in processes of its own: it cannot be watched yet")
     length = min(env.spec.time_limit, most_steps or env.spec.time_limit)
@@ -92,16 +93,19 @@ def record(
             noise_key = None if greedy else jax.random.fold_in(play_key, time)
             decision = system.act(params, observation, now.memory, noise_key)
             env_state, timestep = wrappers.step(env, None, now.env_state, decision.action, play_key)
-            seen = (now.env_state.env, observation, decision.action, decision.extras)
+            step_record = (now.env_state.env, observation, decision.action, decision.extras)
             after = (timestep.reward, env_state.returns, timestep.stats, timestep.first)
-            return RolloutState(env_state=env_state, timestep=timestep, memory=decision.memory), (seen, after)
+            return RolloutState(env_state=env_state, timestep=timestep, memory=decision.memory), (
+                step_record,
+                after,
+            )
 
         start = init_rollout_state(env, system, start_key, num_episodes)
         end, steps = jax.lax.scan(step, start, jnp.arange(length))
         return _plain(end.env_state.env), _plain(steps)
 
-    last, (seen, after) = jax.device_get(Compiler(run)(play, params, key)(params, key))
-    states, observation, action, extras = seen
+    last, (step_record, after) = jax.device_get(Compiler(run)(play, params, key)(params, key))
+    states, observation, action, extras = step_record
     reward, returns, stats, over = after
     return Recording(
         states=jax.tree.map(lambda many, one: np.concatenate([many, one[None]]), states, last),
@@ -116,7 +120,7 @@ def record(
 
 
 def episode(recording: Recording, index: int) -> Episode:
-    """One of the recorded episodes, from its start to its end."""
+    """Return one of the recorded episodes, from its start to its end."""
     length = int(recording.lengths[index])
 
     def own(tree: PyTree, steps: int) -> PyTree:
@@ -133,7 +137,7 @@ def episode(recording: Recording, index: int) -> Episode:
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Without keys, which numpy cannot hold and nobody wants to see."""
+    """Drop keys, which numpy cannot hold and nobody wants to see."""
     return jax.tree.map(
         lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree
     )

@@ -80,7 +80,7 @@ class Encoded(tp.NamedTuple):
 
 
 def encode(frames: Sequence[Sequence[Shape]]) -> Encoded:
-    """Frames whose repeated shapes cost next to nothing; drawn by layer, then by first appearance."""
+    """Return frames whose repeated shapes cost next to nothing; drawn by layer, then by first appearance."""
     numbers: dict[Shape, int] = {}
     changes, before = [], set()
     for frame in frames:
@@ -91,7 +91,7 @@ def encode(frames: Sequence[Sequence[Shape]]) -> Encoded:
 
 
 def in_order(frames: Sequence[Sequence[Shape]]) -> tp.Iterator[list[Shape]]:
-    """Each frame's shapes as they are drawn, one above the other."""
+    """Return each frame's shapes as they are drawn, one above the other."""
     numbers: dict[Shape, int] = {}
     for frame in frames:
         for shape in frame:
@@ -100,7 +100,7 @@ def in_order(frames: Sequence[Sequence[Shape]]) -> tp.Iterator[list[Shape]]:
 
 
 def icon(draw: tp.Callable[[Canvas], None]) -> list[Shape]:
-    """The shapes that `draw` makes, for a legend."""
+    """Return the shapes that `draw` makes, for a legend."""
     canvas = Canvas()
     draw(canvas)
     return canvas.shapes

@@ -14,12 +14,12 @@ from sable.errors import SableError
 from sable.files import write_atomically
 from sable.runs.policy import Policy, load
 from sable.trust import Trust
-from sable.viewer import video as film
+from sable.viewer import video
 from sable.viewer.drawings import choose as drawings
 from sable.viewer.explain import explain
-from sable.viewer.page import Shown, page
+from sable.viewer.page import EpisodeView, page
 from sable.viewer.record import Recording, episode, episode_key, record
-from sable.viewer.video import Take
+from sable.viewer.video import Clip
 
 FORMATS = ("gif", "mp4", "html")
 NAMES = {"gif": "replay.gif", "mp4": "replay.mp4", "html": "replay.html"}
@@ -40,9 +40,10 @@ def watch(
     formats: Sequence[str],
     quiet: bool,
 ) -> list[Path]:
-    """The files that were written into the folder `out`: the episodes as films, and a page to replay them."""
+    """Write files into the folder `out`: the episodes as films, and a page to replay them; return their
+    paths."""
     if "mp4" in formats:
-        film.encoder()  # what is missing is found out before anything is played
+        video.encoder()  # what is missing is found out before anything is played
     paths = {kind: out / NAMES[kind] for kind in FORMATS if kind in formats}
     for path in paths.values():
         _refuse_foreign(path)
@@ -52,20 +53,20 @@ def watch(
         stage("playing", 0)
         key = episode_key(policy.run, policy.seed, seed)
         recording = record(env, policy.system, policy.params, key, episodes, policy.run, greedy=greedy)
-        shown = _scenes(policy, env, recording)
-        takes = [_take(policy, one) for one in shown]
-        pictures = sum(len(take.captions) for take in takes)
+        views = _scenes(policy, env, recording)
+        clips = [_make_clip(policy, one) for one in views]
+        pictures = sum(len(take.captions) for take in clips)
         try:
             out.mkdir(parents=True, exist_ok=True)
             for kind, path in paths.items():
                 if kind == "html":
-                    stage("explaining", len(shown))
+                    stage("explaining", len(views))
                     how = "most probable actions" if greedy else "actions sampled as in evaluation"
-                    text = page(policy, recording, explain(policy, recording), shown, how=how, seen=stage)
+                    text = page(policy, recording, explain(policy, recording), views, how=how, progress=stage)
                     write_atomically(path, text.encode())
                 else:
                     stage(f"drawing the {kind.upper()}", pictures)
-                    (film.gif if kind == "gif" else film.mp4)(takes, path, seen=stage)
+                    (video.gif if kind == "gif" else video.mp4)(clips, path, progress=stage)
         except OSError as error:
             raise SableError(f"cannot write to {out}: {error.strerror or error}") from None
     return list(paths.values())
@@ -79,19 +80,19 @@ def leave_video(directory: Path, env: Env, run: RunConfig) -> str | None:
         policy = load(directory, seed=seed, trust=Trust(system=run.system))
         key = episode_key(policy.run, seed, None)
         recording = record(env, policy.system, policy.params, key, 1, policy.run, most_steps=VIDEO_STEPS)
-        film.gif([_take(policy, one) for one in _scenes(policy, env, recording)], directory / VIDEO)
+        video.gif([_make_clip(policy, one) for one in _scenes(policy, env, recording)], directory / VIDEO)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"no {VIDEO}: {reason}"
     return None
 
 
-def _scenes(policy: Policy, env: Env, recording: Recording) -> list[Shown]:
+def _scenes(policy: Policy, env: Env, recording: Recording) -> list[EpisodeView]:
     played = [episode(recording, index) for index in range(recording.num_episodes)]
-    return [Shown(one, drawings.draw(policy.run.task, env, one), k) for k, one in enumerate(played)]
+    return [EpisodeView(one, drawings.draw(policy.run.task, env, one), k) for k, one in enumerate(played)]
 
 
-def _take(policy: Policy, one: Shown) -> Take:
+def _make_clip(policy: Policy, one: EpisodeView) -> Clip:
     length = one.episode.length
     returns = [0.0, *np.asarray(one.episode.returns, float)]
     gains = [0.0, *np.asarray(one.episode.reward, float).mean(-1)]
@@ -101,18 +102,18 @@ def _take(policy: Policy, one: Shown) -> Take:
         return f"step {t} of {length}   return {returns[t]:.2f}{gain}"
 
     title = f"{policy.run.system} on {policy.run.task}"
-    return Take(one.scene, title, [caption(t) for t in range(length + 1)])
+    return Clip(one.scene, title, [caption(t) for t in range(length + 1)])
 
 
 def _refuse_foreign(path: Path) -> None:
     """Raise where a file would be replaced that is not ours."""
-    if path.exists() and not (path.is_file() and film.MARK in path.read_bytes()):
+    if path.exists() and not (path.is_file() and video.MARK in path.read_bytes()):
         raise SableError(f"{path} is there already and no replay of ours; choose another folder with -o")
 
 
 @contextmanager
 def _progress(quiet: bool) -> tp.Iterator[tp.Any]:
-    """A function that is told what begins, and how many there are, or how many are done."""
+    """Yield a function that is told what begins, and how many there are, or how many are done."""
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from sable.errors import SableError
-from sable.files import replacing, write_atomically
+from sable.files import atomic_replacement, write_atomically
 from sable.installation import pip_install
 from sable.viewer.colours import ROLES, light
 from sable.viewer.scene import Scene, Shape, in_order
@@ -26,7 +26,7 @@ MARK = b"made by sable watch"
 
 
 @dataclass(frozen=True)
-class Take:
+class Clip:
     """One episode to be filmed."""
 
     scene: Scene
@@ -35,10 +35,10 @@ class Take:
     """One for every frame."""
 
 
-def frames(takes: Sequence[Take]) -> Iterator[Image.Image]:
-    """Every frame of every take; all are of one size."""
-    size = max(_size(take.scene) for take in takes)
-    for take in takes:
+def frames(clips: Sequence[Clip]) -> Iterator[Image.Image]:
+    """Return every frame of every take; all are of one size."""
+    size = max(_size(take.scene) for take in clips)
+    for take in clips:
         scale, origin = _fit(take.scene, size)
         legend = _legend(take.scene, size)
         for caption, shapes in zip(take.captions, in_order(take.scene.frames), strict=True):
@@ -53,20 +53,22 @@ def frames(takes: Sequence[Take]) -> Iterator[Image.Image]:
             yield image.reduce(SHARPNESS)
 
 
-def gif(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = lambda count: None) -> Path:
-    """The takes one after another as an animated GIF."""
+def gif(
+    clips: Sequence[Clip], path: Path, *, progress: tp.Callable[[int], None] = lambda count: None
+) -> Path:
+    """Write the takes one after another as an animated GIF."""
     palette = _palette()
     pictures = []
-    for count, image in enumerate(frames(takes)):
+    for count, image in enumerate(frames(clips)):
         pictures.append(image.quantize(palette=palette, dither=Image.Dither.NONE))
-        seen(count + 1)
-    buffer, pace = io.BytesIO(), 1000 / pace_of(takes)
+        progress(count + 1)
+    buffer, pace = io.BytesIO(), 1000 / frame_rate(clips)
     pictures[0].save(
         buffer,
         format="GIF",
         save_all=True,
         append_images=pictures[1:],
-        duration=[round(pace * beat) for beat in _beats(takes)],
+        duration=[round(pace * beat) for beat in _durations(clips)],
         loop=0,
         comment=MARK,
     )
@@ -74,17 +76,19 @@ def gif(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = l
     return path
 
 
-def mp4(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = lambda count: None) -> Path:
-    """The takes one after another as an MP4 (H.264), which every browser plays."""
+def mp4(
+    clips: Sequence[Clip], path: Path, *, progress: tp.Callable[[int], None] = lambda count: None
+) -> Path:
+    """Write the takes one after another as an MP4 (H.264), which every browser plays."""
     program = encoder()
-    with replacing(path) as file:
+    with atomic_replacement(path) as file:
         process = None
-        for count, (image, beat) in enumerate(zip(frames(takes), _beats(takes), strict=True)):
+        for count, (image, beat) in enumerate(zip(frames(clips), _durations(clips), strict=True)):
             if process is None:
-                process = _start(program, image.size, pace_of(takes), file)
+                process = _start(program, image.size, frame_rate(clips), file)
             for _ in range(beat):
                 tp.cast(tp.IO[bytes], process.stdin).write(image.tobytes())
-            seen(count + 1)
+            progress(count + 1)
         assert process is not None
         _, complaint = process.communicate()
         if process.returncode:
@@ -93,7 +97,7 @@ def mp4(takes: Sequence[Take], path: Path, *, seen: tp.Callable[[int], None] = l
 
 
 def encoder() -> str:
-    """Where ffmpeg is; refused where its package is not installed."""
+    """Find ffmpeg; refused where its package is not installed."""
     try:
         import imageio_ffmpeg
     except ImportError:
@@ -104,16 +108,16 @@ def encoder() -> str:
     return imageio_ffmpeg.get_ffmpeg_exe()
 
 
-def pace_of(takes: Sequence[Take]) -> float:
-    """Frames a second: slow enough to follow, fast enough that the film ends within a minute."""
-    count = max(sum(len(take.captions) for take in takes), 1)
+def frame_rate(clips: Sequence[Clip]) -> float:
+    """Return frames a second: slow enough to follow, fast enough that the film ends within a minute."""
+    count = max(sum(len(take.captions) for take in clips), 1)
     return min(max(count / MOST_SECONDS, 2 if count < 30 else 5 if count < 120 else 8), 25)
 
 
-def _beats(takes: Sequence[Take]) -> list[int]:
-    """How long each frame stands; the last of an episode a little longer."""
-    rest = max(2, round(pace_of(takes) * 1.2))
-    return [beat for take in takes for beat in [1] * (len(take.captions) - 1) + [rest]]
+def _durations(clips: Sequence[Clip]) -> list[int]:
+    """Return how long each frame stands; the last of an episode a little longer."""
+    rest = max(2, round(frame_rate(clips) * 1.2))
+    return [beat for take in clips for beat in [1] * (len(take.captions) - 1) + [rest]]
 
 
 def _start(program: str, size: tuple[int, int], pace: float, file: Path) -> subprocess.Popen:
@@ -128,15 +132,15 @@ _HEAD, _LINE, _MARGIN = 52, 22, 12
 
 
 def _size(scene: Scene) -> tuple[int, int]:
-    """Pixels of a film, even as H.264 wants them: the drawing fits a square."""
+    """Return pixels of a film, even as H.264 wants them: the drawing fits a square."""
     side = WIDTH - 2 * _MARGIN
     drawn = side * min(1.0, scene.height / scene.width)
-    height = _HEAD + drawn + _MARGIN + _LINE * len(_lines(scene)) + _MARGIN
+    height = _HEAD + drawn + _MARGIN + _LINE * len(_legend_lines(scene)) + _MARGIN
     return WIDTH, 2 * round(height / 2)
 
 
 def _fit(scene: Scene, size: tuple[int, int]) -> tuple[float, tuple[float, float]]:
-    """Pixels per unit, and where the scene's corner goes."""
+    """Return pixels per unit, and where the scene's corner goes."""
     side = WIDTH - 2 * _MARGIN
     scale = side / max(scene.width, scene.height)
     return scale * SHARPNESS, (
@@ -145,8 +149,8 @@ def _fit(scene: Scene, size: tuple[int, int]) -> tuple[float, tuple[float, float
     )
 
 
-def _lines(scene: Scene) -> list[list[tuple[list[Shape], str, float]]]:
-    """The legend in lines that fit: (icon, text, where it begins)."""
+def _legend_lines(scene: Scene) -> list[list[tuple[list[Shape], str, float]]]:
+    """Return the legend in lines that fit: (icon, text, where it begins)."""
     lines, x = [[]], float(_MARGIN)
     for shapes, text in scene.legend:
         wide = 24 + _font(12).getlength(text) + 14
@@ -159,7 +163,7 @@ def _lines(scene: Scene) -> list[list[tuple[list[Shape], str, float]]]:
 
 
 def _legend(scene: Scene, size: tuple[int, int]) -> list[tuple[list[Shape], float, tuple[float, float]]]:
-    placed, lines = [], _lines(scene)
+    placed, lines = [], _legend_lines(scene)
     top = size[1] - _MARGIN / 2 - _LINE * len(lines)
     for number, line in enumerate(lines):
         y = top + number * _LINE
@@ -234,12 +238,12 @@ _FONTS: dict[int, tp.Any] = {}
 
 
 def _font(size: float) -> tp.Any:
-    """Pillow's own font, which is there on every machine."""
+    """Return Pillow's own font, which is there on every machine."""
     return _FONTS.setdefault(round(size), ImageFont.load_default(max(round(size), 4)))
 
 
 def _palette() -> Image.Image:
-    """Our colours, and steps between each and what it is drawn on: a GIF has 256 colours at most."""
+    """Return our colours, and steps between each and what it is drawn on: a GIF has 256 colours at most."""
     base = [np.array(light(role), float) for role in ROLES]
     grounds = [np.array(light(role), float) for role in ("paper", "floor")]
     blends = [ground + (one - ground) * k / 5 for one in base for ground in grounds for k in range(1, 6)]

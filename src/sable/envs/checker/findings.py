@@ -145,7 +145,7 @@ def _truncation(spec: EnvSpec, step: TimeStep) -> Finding:
             "note",
             f"every episode truly ended (discount 0) at the time limit of {spec.time_limit}",
             "if that is a limit and not an end: truncated, not terminated. Make a Python environment "
-            "without a limit of its own, and give it one by --options time_limit=STEPS",
+            "without a limit of its own, and give it one by --env-options time_limit=STEPS",
         )
     short = ~done & (lengths < spec.time_limit)
     if short.any() and (lengths[~done] < spec.time_limit).all() and len(set(lengths[~done].tolist())) > 1:

@@ -229,7 +229,7 @@ def _time_limit(env: tp.Any, limit: tp.Any) -> int:
         limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
         if limit is None:
             raise SableError(
-                "it does not say how long an episode can last (max_cycles, max_steps): give --options "
+                "it does not say how long an episode can last (max_cycles, max_steps): give --env-options "
                 "time_limit=STEPS; episodes are then cut there"
             )
     if type(limit) is not int or not 1 <= limit < 2**31:

@@ -26,7 +26,7 @@ from jax import Array
 from sable.envs.base import first_timestep, next_timestep
 from sable.envs.python.worker import Arrays
 from sable.errors import SableError, ending
-from sable.quiet import is_silenced
+from sable.quiet import is_silent
 from sable.trust import Trust, child_command, child_environment
 from sable.types import EnvSpec, Observation, TimeStep
 
@@ -123,7 +123,7 @@ class PythonVectorEnv:
         """Say something of the environment, once, whichever worker found it."""
         if text not in self._noted:
             self._noted.add(text)
-            if not is_silenced():
+            if not is_silent():
                 print(f"sable: {self.task}: {text}", file=sys.stderr)
 
     def _refuse_closed(self) -> None:
@@ -182,16 +182,16 @@ class Worker:
         self._ready = select.poll()
         self._ready.register(self.connection.fileno(), select.POLLIN)
         fd, main = theirs.fileno(), threading.current_thread() is threading.main_thread()
-        program = "from sable.parent import leave_signals_to; "
-        program += f"leave_signals_to({os.getpid()}, by_kernel={main}); "
+        program = "from sable.parent import ignore_signals; "
+        program += f"ignore_signals({os.getpid()}, by_kernel={main}); "
         program += f"from sable.envs.python.worker import main; main({fd})"
         self.process = subprocess.Popen(
             [*child_command(), "-c", program],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             # What an environment prints is no output of ours.
-            stdout=subprocess.DEVNULL if is_silenced() else 2,
-            stderr=subprocess.DEVNULL if is_silenced() else 2,
+            stdout=subprocess.DEVNULL if is_silent() else 2,
+            stderr=subprocess.DEVNULL if is_silent() else 2,
             start_new_session=True,  # Ctrl-C is for this process, which ends the workers when it is done
             env=child_environment()
             | dict.fromkeys(_THREADS, "1")

@@ -23,5 +23,5 @@ _DRAWINGS: dict[str, tp.Callable[[tp.Any, Episode], Scene]] = {
 
 
 def draw(task: str, env: Env, episode: Episode) -> Scene:
-    """The episode's drawing: that of the task's suite, or a table of what is seen and done."""
+    """Return the episode's drawing: that of the task's suite, or a table of what is seen and done."""
     return _DRAWINGS.get(task.partition("/")[0], tables.table)(env, episode)

@@ -10,7 +10,7 @@ from sable.viewer.scene import AGENTS, GROUND, THINGS, Canvas, Scene, icon
 
 
 def smax(env: tp.Any, episode: Episode) -> Scene:
-    """Numbered allies against enemies: health above each, lines from who shoots to who is shot at."""
+    """Draw numbered allies against enemies: health above each, lines from who shoots to who is shot at."""
     units, suite, allies = episode.states.suite.state, env.suite, episode.num_agents
     width, height = float(suite.map_width), float(suite.map_height)
     radii = np.asarray(suite.unit_type_radiuses) * 1.4  # true to scale they could hardly be seen
@@ -51,7 +51,7 @@ def smax(env: tp.Any, episode: Episode) -> Scene:
 
 
 def _target(action: int, index: int, num_allies: int) -> int | None:
-    """Whom a unit attacks, as the suite numbers them: enemies see allies in reverse."""
+    """Return whom a unit attacks, as the suite numbers them: enemies see allies in reverse."""
     if action < 5:
         return None
     return num_allies + action - 5 if index < num_allies else num_allies - 1 - (action - 5)
@@ -60,7 +60,7 @@ def _target(action: int, index: int, num_allies: int) -> int | None:
 def _unit(
     canvas: Canvas, layer: float, x: float, y: float, radius: float, fill: str, text: str, health: float
 ) -> None:
-    """A unit with all that belongs to it in one layer, so that in a crowd each is seen whole or not."""
+    """Draw a unit with all that belongs to it in one layer, so that in a crowd each is seen whole or not."""
     canvas.disc(layer, x, y, radius, fill, line="floor", line_width=radius * 0.12)
     canvas.text(layer, x, y, radius * 1.25, text, "label")
     left, top, long, thick = x - radius, y - radius * 1.55, 2 * radius, radius * 0.3
@@ -70,7 +70,7 @@ def _unit(
 
 
 def mpe(env: tp.Any, episode: Episode) -> Scene:
-    """Agents to cover the landmarks; the picture holds all they ever come to."""
+    """Draw agents to cover the landmarks; the picture holds all they ever come to."""
     places, radii = episode.states.suite.p_pos, np.asarray(env.suite.rad)
     count = episode.num_agents
     reach = max(1.15, float(np.abs(places).max()) + 0.2)
@@ -110,14 +110,14 @@ def _landmark(canvas: Canvas, x: float, y: float, radius: float) -> None:
 
 
 def mabrax(env: tp.Any, episode: Episode) -> Scene:
-    """The body seen from the side, or from above at a slant where it has legs all around; a limb has the
+    """Draw the body seen from the side, or from above at a slant where it has legs all around; a limb has the
     colour of the agent that moves it. The camera follows."""
     base = env.suite.env
     while hasattr(base, "env"):
         base = base.env
     system, body = base.sys, episode.states.suite.pipeline_state.x
     ends, radii, links = _segments(system, body)
-    owner = _owners(env.suite, system)
+    owner = _agent_of_link(env.suite, system)
     slanted = float(np.ptp(ends[..., 1])) > 0.3
     across = np.array([0.8, -0.6, 0.0]) if slanted else np.array([1.0, 0.0, 0.0])
     upward = np.array([0.3, 0.4, 0.87]) if slanted else np.array([0.0, 0.0, 1.0])
@@ -133,7 +133,7 @@ def mabrax(env: tp.Any, episode: Episode) -> Scene:
     for t in range(episode.length + 1):
         canvas, place = Canvas(), np.array([5.0, ground]) - floor[t] * scale
         canvas.rect(GROUND, 0, 0, 10, 8.4, "floor")
-        _marks(canvas, float(floor[t, 0]), scale)
+        _draw_marks(canvas, float(floor[t, 0]), scale)
         if not slanted:
             canvas.rect(GROUND, 0, 7.2, 10, 0.05, "faint")
         points = flat[t] * scale + place
@@ -164,36 +164,37 @@ def mabrax(env: tp.Any, episode: Episode) -> Scene:
 
 
 def _segments(system: tp.Any, body: tp.Any) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Every capsule and sphere of a body: its ends in the world [T, G, 2, 3], its radius [G], its link."""
-    shown = [g for g, kind in enumerate(np.asarray(system.geom_type)) if kind in (2, 3)]
-    links = [int(system.geom_bodyid[g]) - 1 for g in shown]
-    half = np.array([system.geom_size[g][1] if system.geom_type[g] == 3 else 0.0 for g in shown])
-    axis = _turned(np.asarray(system.geom_quat)[shown], np.array([0.0, 0.0, 1.0]))
-    centre = np.asarray(system.geom_pos)[shown]
+    """Return every capsule and sphere of a body: its ends in the world [T, G, 2, 3], its radius [G], its
+    link."""
+    drawn = [g for g, kind in enumerate(np.asarray(system.geom_type)) if kind in (2, 3)]
+    links = [int(system.geom_bodyid[g]) - 1 for g in drawn]
+    half = np.array([system.geom_size[g][1] if system.geom_type[g] == 3 else 0.0 for g in drawn])
+    axis = _rotate(np.asarray(system.geom_quat)[drawn], np.array([0.0, 0.0, 1.0]))
+    centre = np.asarray(system.geom_pos)[drawn]
     own = np.stack([centre - half[:, None] * axis, centre + half[:, None] * axis], axis=1)
-    turned = _turned(body.rot[:, links][:, :, None], own[None])
-    return turned + body.pos[:, links][:, :, None], np.asarray(system.geom_size)[shown, 0], links
+    turned = _rotate(body.rot[:, links][:, :, None], own[None])
+    return turned + body.pos[:, links][:, :, None], np.asarray(system.geom_size)[drawn, 0], links
 
 
-def _turned(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """Vectors turned by unit quaternions (w first)."""
+def _rotate(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Return vectors turned by unit quaternions (w first)."""
     w, axis = quaternion[..., :1], quaternion[..., 1:]
     twice = 2 * np.cross(axis, vector)
     return vector + w * twice + np.cross(axis, twice)
 
 
-def _owners(suite: tp.Any, system: tp.Any) -> dict[int, int]:
-    """link -> the agent that moves its joint."""
-    moved = np.asarray(system.dof_link())[np.asarray(system.actuator.qd_id)]
+def _agent_of_link(suite: tp.Any, system: tp.Any) -> dict[int, int]:
+    """Return the agent that moves its joint, by link."""
+    link_of_actuator = np.asarray(system.dof_link())[np.asarray(system.actuator.qd_id)]
     return {
-        int(moved[int(actuator)]): k
+        int(link_of_actuator[int(actuator)]): k
         for k, name in enumerate(suite.agents)
         for actuator in np.asarray(suite.agent_action_mapping[name])
     }
 
 
-def _marks(canvas: Canvas, position: float, scale: float) -> None:
-    """A mark for every unit of length, which pass by as the body moves."""
+def _draw_marks(canvas: Canvas, position: float, scale: float) -> None:
+    """Draw a mark for every unit of length, which pass by as the body moves."""
     for unit in range(int(position - 5 / scale), int(position + 5 / scale) + 2):
         x = 5 + (unit - position) * scale
         if 0 <= x <= 10:

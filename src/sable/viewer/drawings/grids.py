@@ -13,7 +13,7 @@ _AHEAD = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 
 def rware(env: tp.Any, episode: Episode) -> Scene:
-    """Robots among shelves: a requested shelf is gold, the goals are at the bottom."""
+    """Draw robots among shelves: a requested shelf is gold, the goals are at the bottom."""
     states = episode.states
     _, rows, columns = states.grid.shape[1:]
     goals = np.asarray(env.suite.goals)  # (x, y) = (column, row)
@@ -80,7 +80,7 @@ def _loaded(canvas: Canvas) -> None:
 
 
 def lbf(env: tp.Any, episode: Episode) -> Scene:
-    """Foragers and food, each with its level; those who load are ringed."""
+    """Draw foragers and food, each with its level; those who load are ringed."""
     states = episode.states
     size = int(env.suite.grid_size)
     agents, foods = states.agents, states.food_items
@@ -127,7 +127,7 @@ def _food(canvas: Canvas, x: float, y: float, level: int) -> None:
 
 
 def connector(env: tp.Any, episode: Episode) -> Scene:
-    """Wires growing from their starts to the squares of their colour."""
+    """Draw wires growing from their starts to the squares of their colour."""
     grids, size = episode.states.grid, episode.states.grid.shape[-1]
     frames, anchors = [], []
     for t in range(episode.length + 1):
@@ -179,7 +179,7 @@ def _target(canvas: Canvas, x: float, y: float, index: int) -> None:
 
 
 def _numbered(canvas: Canvas, x: float, y: float, radius: float, index: int) -> None:
-    """An agent: its colour and its number."""
+    """Draw an agent: its colour and its number."""
     canvas.disc(AGENTS, x, y, radius, agent(index))
     canvas.text(LABELS, x, y, radius * (1.25 if index < 99 else 0.95), str(index + 1), "label")
 

@@ -12,7 +12,7 @@ _ROW, _MOST_AGENTS, _MOST_FEATURES = 64, 16, 16
 
 
 def neom(env: tp.Any, episode: Episode) -> Scene:
-    """Agents from left to right, in rows of 64: where each is, and the pattern they are to spell."""
+    """Draw agents from left to right, in rows of 64: where each is, and the pattern they are to spell."""
     values, target, team = np.asarray(env.values), np.asarray(env.target), episode.num_agents
     columns, rows = min(team, _ROW), -(-team // _ROW)
     high, gap = (8.0, 2.0) if rows == 1 else (3.0, 1.2)
@@ -59,7 +59,7 @@ def neom(env: tp.Any, episode: Episode) -> Scene:
 
 
 def table(env: tp.Any, episode: Episode) -> Scene:
-    """A row for each agent: what it sees as shades, what it does, what that brings it."""
+    """Draw a row for each agent: what it sees as shades, what it does, what that brings it."""
     shown, features = min(episode.num_agents, _MOST_AGENTS), episode.observation.view.shape[-1]
     cells = min(features, _MOST_FEATURES)
     views = episode.observation.view
