@@ -14,15 +14,16 @@ ALLOWED = {
     "installation": set(),
     "parent": set(),
     "quiet": set(),
+    "old_names": set(),
     "files": {"errors"},
-    "trust": {"errors"},
+    "trust": {"errors", "old_names"},
     "tensors": {"config", "errors", "files"},
     "config": {"errors", "trust"},
     "ops": {"types"},
     "kernels": {"types", "ops"},
     "nets": {"types", "config", "ops", "kernels"},
     "systems": {"types", "config", "errors", "ops", "nets", "kernels"},
-    "envs": {"types", "config", "errors", "installation", "quiet", "trust"},
+    "envs": {"types", "config", "errors", "installation", "old_names", "quiet", "trust"},
     "training": {"types", "config", "errors", "files", "tensors", "ops", "kernels", "envs", "systems"},
 }
 ALLOWED["training"] |= {"installation"}

@@ -5,6 +5,7 @@ imported or called only with a `Trust` that covers it, and always through this m
 name already imports the packages around it. Whether a module is imported already plays no part.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import typing as tp
 from dataclasses import dataclass
 from types import ModuleType
 
+from sable import old_names
 from sable.errors import SableError, describe
 
 Kind = tp.Literal["env", "system"]
@@ -70,6 +72,7 @@ class Trust:
         """Import `module`, where the code called `name` is."""
         self.require(kind, name)
         _join_current_folder()
+        _refuse_old_names(kind, name, module)
         try:
             return importlib.import_module(module)
         except Exception as error:
@@ -78,6 +81,15 @@ class Trust:
 
 NOTHING = Trust()
 """What a command may run whose caller named nothing: this package alone."""
+
+
+def _refuse_old_names(kind: Kind, name: str, module: str) -> None:
+    """Refuse a module that is not imported yet and has names of an older version."""
+    spec = None
+    with contextlib.suppress(Exception):  # whatever is wrong, importing it says so
+        spec = None if module in sys.modules else importlib.util.find_spec(module)
+    if old := old_names.in_file(spec.origin if spec else None):
+        raise SableError(f"{_WORDS[kind]} {name!r} is written for an older version of sable: {old}")
 
 
 def child_command() -> list[str]:

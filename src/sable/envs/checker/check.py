@@ -2,6 +2,7 @@
 what was found and what to do about it."""
 
 import re
+import sys
 import time
 import typing as tp
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from sable import old_names
 from sable.envs import wrappers
 from sable.envs.base import Env
 from sable.envs.checker import findings
@@ -71,6 +73,8 @@ def _traced(env: Env) -> Iterator[Finding]:
         after, following_step = jax.eval_shape(env.step, state, action)
         rekeyed = jax.eval_shape(env.rekey, state, key)
     except Exception as error:
+        module = sys.modules.get(type(env).__module__)
+        fix = old_names.in_file(getattr(module, "__file__", None)) or fix
         yield Finding("traces", "wrong", f"reset, step or rekey cannot be compiled: {describe(error)}", fix)
         return
     yield Finding("traces", "ok", "reset, step and rekey compile")
