@@ -231,7 +231,7 @@ def benchmark(
     num_seeds: int | None = None,
     out: str | Path = "benchmark",
     jobs: int = 1,
-    on_ray: bool = False,
+    launcher: str | None = None,
     quiet: bool = False,
     **fields: tp.Any,
 ) -> "Outcome":
@@ -239,13 +239,13 @@ def benchmark(
     outcome.
 
     `tasks` are names, patterns such as `rware/*`, or the studies `paper`, `scaling`, `ablation`, `chunk`;
-    `systems` may be variants such as `sable:no-memory`. `jobs` runs share this machine at a time. Called
-    again, it goes on where it stopped.
+    `systems` may be variants such as `sable:no-memory`. `jobs` runs share this machine at a time, or the
+    `launcher` "ray" hands them to a Ray cluster. Called again, it goes on where it stopped.
     """
     from sable.studies import benchmark
 
     cells = grid(*tasks, systems=systems, seeds=seeds, num_seeds=num_seeds, out=out, **fields)
-    return benchmark.work(cells, jobs=jobs, on_ray=on_ray, quiet=quiet)
+    return benchmark.work(cells, jobs=jobs, launcher=launcher, quiet=quiet)
 
 
 def grid(
@@ -257,9 +257,11 @@ def grid(
     **fields: tp.Any,
 ) -> "list[Cell]":
     """Return the checked cells that `benchmark` would work on for the same arguments."""
+    from sable.config import renamed
     from sable.studies import benchmark
     from sable.studies import grid as studies
 
+    renamed.refuse(fields, ("jobs", "launcher"))
     num_seeds, cells = 10 if seeds is None and num_seeds is None else num_seeds, {}
     for task, variant in studies.pairs(tasks, systems):
         cell_fields = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
@@ -292,9 +294,11 @@ def tune(
     `fields` are the budget of a trial and settings that stay as given. Called again, it goes on where it
     stopped.
     """
+    from sable.config import renamed
     from sable.config import resolve as settings
     from sable.studies import tune
 
+    renamed.refuse(fields, ("parallel_trials",))
     run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
     trust = Trust(env=task, system=system)
     _, fixed = settings.split_fields(fields, system, trust)

@@ -212,7 +212,9 @@ def _check(argv: Argv) -> int:
     parser.add_argument("--env-options", nargs="+", metavar="NAME=VALUE", help="options of the environment")
     parser.add_argument("--json", action="store_true", help="print one JSON array, for programs")
     args = parse(parser, argv)
-    options = {name: value for name, _, value in (text.partition("=") for text in args.get("options", []))}
+    options = {
+        name: value for name, _, value in (text.partition("=") for text in args.get("env_options", []))
+    }
     if not all(map(all, options.items())):
         raise SableError("--env-options are of the form name=value")
     findings = sable.check(args["task"], **options)
@@ -243,7 +245,7 @@ def _list(argv: Argv) -> int:
 def _benchmark(argv: Argv) -> int:
     parser = benchmark_parser()
     args = parse(parser, argv)
-    on_ray, index = args.pop("on", None) == "ray", args.pop("cell", None)
+    launcher, index = args.pop("launcher", None), args.pop("cell", None)
     jobs, requeue = args.pop("jobs", 1), args.pop("requeue", False)
     listing, quiet, tasks = args.pop("list", False), args.pop("quiet", False), args.pop("tasks", ())
     cells = sable.grid(*tasks, **args)
@@ -257,7 +259,7 @@ def _benchmark(argv: Argv) -> int:
         return 0
     if index is not None:
         return _one_cell(cells, index, quiet, requeue)
-    outcome = benchmark.work(cells, jobs=jobs, on_ray=on_ray, quiet=quiet, requeue=requeue)
+    outcome = benchmark.work(cells, jobs=jobs, launcher=launcher, quiet=quiet, requeue=requeue)
     for line in outcome.failures:
         print(f"sable: failed: {line}", file=sys.stderr)
     if outcome.interrupted is not None:

@@ -189,6 +189,13 @@ def near(name: str, names: Collection[str]) -> str:
     return suggest(name, names)
 
 
+def refuse(arguments: Collection[str], names: Collection[str]) -> None:
+    """Refuse an argument of a command that is one of these `names` now, with its new name."""
+    for name in arguments:
+        if ARGUMENTS.get(name) in names:
+            raise SableError(f"unknown argument {name!r}{near(name, names)}")
+
+
 def near_value(name: str, value: tp.Any, values: Collection[str]) -> str:
     """Return what a value that a setting had is called now, to end its refusal with."""
     new = VALUES.get(name, {}).get(value) if isinstance(value, str) else None

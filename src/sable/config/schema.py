@@ -1,6 +1,6 @@
 """Every setting there is: what to run (RunConfig) and each system's own numbers.
 
-Imports no jax, so that mistakes answer at once. `settings` says where their values come from, `checks` which
+Imports no jax, so that mistakes answer at once. `resolve` says where their values come from, `checks` which
 ones are allowed.
 """
 

@@ -1,6 +1,6 @@
 """The paper's own figures, to stand beside ours: every summary of every task and system, with 95 % intervals.
 
-`paper.csv` holds those of tasks as printed, `data/paper_suites.csv` those of suites (its first table).
+`paper.csv` holds those of tasks as printed, `paper_suites.csv` those of suites (its first table).
 For Sable, IPPO and MAPPO they are the better of memory on and off.
 """
 
@@ -63,7 +63,7 @@ def by_rounding(ours: Estimate, paper: Estimate) -> bool:
 @functools.cache
 def suites() -> dict[tuple[str, str], Estimate]:
     """Return the paper's first table, {(suite, system): figure}: interquartile means of normalised scores."""
-    text = importlib.resources.files("sable").joinpath("data", "paper_suites.csv").read_text(encoding="utf-8")
+    text = importlib.resources.files("sable.reports").joinpath("paper_suites.csv").read_text(encoding="utf-8")
     return {(row["suite"], row["system"]): _estimate(row) for row in csv.DictReader(text.splitlines())}
 
 

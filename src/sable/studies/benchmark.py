@@ -145,14 +145,16 @@ def work(
     cells: Sequence[Cell],
     *,
     jobs: int = 1,
-    on_ray: bool = False,
+    launcher: str | None = None,
     quiet: bool = False,
     requeue: bool = False,
 ) -> Outcome:
     """Finish the cells in their order: here `jobs` at a time, or on a Ray cluster all at once. `requeue`
     is how this process ends where a second signal does not let it end by itself."""
     check_count("jobs", jobs, 1)
-    if on_ray and jobs > 1:
+    if launcher not in (None, "ray"):
+        raise SableError(f"launcher={launcher!r}: expected 'ray', or none for this machine")
+    if launcher and jobs > 1:
         raise SableError(f"jobs={jobs} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}
     exit = Exit("the same command goes on from here", requeue)
@@ -163,7 +165,7 @@ def work(
         for cell in cells:
             table.show(cell, status(cell))
         missing = [cell for cell in cells if not cell.finished]
-        if on_ray:
+        if launcher:
             _work_on_ray(missing, table, interrupted, failures)
         else:
             _work_locally(missing, jobs, table, interrupted, failures)
