@@ -72,7 +72,7 @@ HEAVY |= {
     "rich": {
         "training/console.py",
         "viewer/show.py",
-        *(f"studies/{name}.py" for name in ("live", "live_table", "tune_view")),
+        *(f"studies/{name}.py" for name in ("live_table", "tune_view")),
     }
 }
 HEAVY |= {"gymnasium": {"envs/python/pettingzoo.py"}, "pettingzoo": set()}

@@ -4,7 +4,7 @@ import math
 import typing as tp
 from collections.abc import Sequence
 
-from sable.studies.live import LiveDisplay
+from sable.studies.live_table import LiveDisplay
 from sable.studies.study_files import best
 from sable.studies.trials import Batch, TrialRecord, Values
 
