@@ -189,9 +189,9 @@ def plan(
             "tells its pace, and sable train, before it starts, its memory"
         )
     env = running.make_run_env(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
-    from sable.runs.plan import no_progress, plan
+    from sable.runs.plan import make_plan, no_progress
 
-    return plan(env, run, config, measure=measure, progress=progress or no_progress)
+    return make_plan(env, run, config, measure=measure, progress=progress or no_progress)
 
 
 def evaluate(

@@ -106,10 +106,10 @@ def _plain(config: RunConfig | SystemConfig) -> dict[str, tp.Any]:
 
 def folder_name(out: Path, run: RunConfig, name: str) -> str:
     """Return the name of a cell's folder: that under which an earlier version made it, or `name`."""
-    parent = runs.folder(out, run)
-    if (parent / name).exists() or not parent.is_dir():
+    cells = runs.folder(out, run)
+    if (cells / name).exists() or not cells.is_dir():
         return name
-    earlier = sorted(path.name for path in parent.iterdir() if renamed.folder(path.name) == name)
+    earlier = sorted(path.name for path in cells.iterdir() if renamed.folder(path.name) == name)
     return next(iter(earlier), name)
 
 
