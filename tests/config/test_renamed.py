@@ -33,9 +33,9 @@ def test_files_are_read_under_the_names_of_now():
 
 
 def test_settings_of_before_a_field_have_what_it_was():
-    assert renamed.completed({}, field_types(RunConfig)) == {"devices": 1}
-    assert renamed.completed({"advantage_floor": 0.3}, field_types(SableConfig)) == {"advantage_floor": 0.3}
-    assert renamed.completed({}, field_types(SableConfig)) == {"advantage_floor": 0.0}
+    assert renamed.complete({}, field_types(RunConfig)) == {"devices": 1}
+    assert renamed.complete({"advantage_floor": 0.3}, field_types(SableConfig)) == {"advantage_floor": 0.3}
+    assert renamed.complete({}, field_types(SableConfig)) == {"advantage_floor": 0.0}
 
 
 def test_values_are_read_by_their_new_names():

@@ -104,16 +104,16 @@ HINTS: dict[str, tuple[str, ...]] = {
 def current(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     """Return settings from a file under the names of now, where `kinds` are those that there are, with their
     types; refused where it has one under both names."""
-    found: dict[str, tp.Any] = {}
+    result: dict[str, tp.Any] = {}
     for name, value in fields.items():
         new = field(name, kinds)
         if new != name and new in fields:
             raise SableError(f"field {name!r} stands beside {new!r}, which is what it is called now")
-        found[new] = _value(new, value, kinds.get(new))
-    return found
+        result[new] = _value(new, value, kinds.get(new))
+    return result
 
 
-def completed(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+def complete(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
     """Return the same with what settings were that are younger than the file."""
     return {name: value for name, value in ABSENT.items() if name in kinds} | current(fields, kinds)
 

@@ -205,7 +205,7 @@ def _read_run(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
         raise SableError(
             f"configuration format {data.get('format')!r} is not {FORMAT}, which this version reads"
         )
-    run = renamed.completed(data["run"], field_types(RunConfig))
+    run = renamed.complete(data["run"], field_types(RunConfig))
     refuse_unknown(run, RunConfig, _NEWER_OR_DAMAGED)
     # Fields that came after this configuration was written have their defaults; these were always there.
     missing = [name for name in ("task", "system", "seeds", "total_steps") if name not in run]
@@ -216,7 +216,7 @@ def _read_run(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:
 
 
 def _build_system(fields: Fields, system_class: type[SystemConfig]) -> SystemConfig:
-    fields = renamed.completed(fields, field_types(system_class))
+    fields = renamed.complete(fields, field_types(system_class))
     refuse_unknown(fields, system_class, _NEWER_OR_DAMAGED)
     config = build(system_class, fields)
     check_together(config)

@@ -90,7 +90,7 @@ def _difference(before: Row, row: Row) -> str:
     """Return what a row has that the one before it had not, in a few words."""
     pairs = [(row["settings"][part], before["settings"].get(part, {})) for part in ("run", "config")]
     pairs = [
-        (renamed.current(now, dict.fromkeys(now)), renamed.completed(then, dict.fromkeys(now)))
+        (renamed.current(now, dict.fromkeys(now)), renamed.complete(then, dict.fromkeys(now)))
         for now, then in pairs
     ]
     names = [name for now, then in pairs for name in now if now[name] != then.get(name)]

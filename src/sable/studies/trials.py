@@ -301,7 +301,7 @@ def _identify(directory: Path, about: Values) -> str:
         raise SableError(f"{path} is damaged; choose another --out") from None
     for part, fields in about.items():
         known = dict.fromkeys(fields)
-        parts[part], fields = renamed.completed(parts[part], known), renamed.current(fields, known)
+        parts[part], fields = renamed.complete(parts[part], known), renamed.current(fields, known)
         for field in itertools.chain(fields, parts[part]):
             before, now = parts[part].get(field), fields.get(field)
             if before != now:

@@ -305,7 +305,7 @@ def _refuse_other_settings(path: Path, saved: Settings, wanted: Settings) -> Non
     """Refuse what another run wrote. Fields that only one of them has came or went with a version, but for
     those that were renamed, and the number of devices may change."""
     known = dict.fromkeys(wanted)
-    saved, wanted = renamed.completed(saved, known), renamed.current(wanted, known)
+    saved, wanted = renamed.complete(saved, known), renamed.current(wanted, known)
     for name in sorted((saved.keys() & wanted.keys()) - {"devices"}):
         if saved[name] != wanted[name]:
             raise Damaged(
