@@ -173,7 +173,7 @@ def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
         data[part] = {key: value for key, value in data[part].items() if key != name}
     assert from_dict(json.loads(json.dumps(data))) == before
     data["config"]["clip_epsilon"] = 0.1
-    with pytest.raises(SableError, match=r"unknown field 'clip_epsilon' .*did you mean 'clip_eps'"):
+    with pytest.raises(SableError, match=r"unknown field 'clip_epsilon' .*here it is clip_eps"):
         from_dict(data)
 
 
