@@ -79,6 +79,27 @@ def test_flags_of_a_command_are_spelled_anew():
     assert renamed.command(now, EVERY) == now
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("run.situation.memory.0.encoder", "run.rollout_state.memory.0.encoder"),
+        ("run.situation.timestep.observation.time", "run.rollout_state.timestep.observation.step_count"),
+        (
+            "run.situation.timestep.final.legal",
+            "run.rollout_state.timestep.final_observation.action_mask",
+        ),
+        ("run.situation.env_state.env.time", "run.rollout_state.env_state.env.time"),
+        ("run.tally.policy/kl", "run.metric_sums.policy/kl"),
+        ("run.learner.replay.experience.final.time", "run.learner.replay.experience.next_extras.step_count"),
+        ("run.learner.params.agent.rows", "run.learner.params.agent.rows"),
+        ("best.params.params.agent.rows", "best.params.params.agent.rows"),
+    ],
+)
+def test_a_place_of_a_run_is_read_under_its_new_name(old, new):
+    assert renamed.leaf(old) == renamed.leaf(new) == new
+    assert renamed.leaves([old], [new]) == {new: old} and renamed.leaves([old], [old]) == {old: old}
+
+
 def test_arrays_are_read_under_their_new_places(monkeypatch):
     monkeypatch.setattr(renamed, "LEAVES", ((r"^situation\.", "rollout."),))
     saved = ["situation.key", "params.situation.kernel", "best.score"]

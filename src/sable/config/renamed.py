@@ -27,8 +27,18 @@ ARGUMENTS = {
 """Flags and arguments of commands that are no settings."""
 ABSENT = {"devices": 1, "advantage_floor": 0.0}
 """What a setting was in runs of before it, where that is not its default."""
-LEAVES: tuple[tuple[str, str], ...] = ()
-"""Arrays of a run's state and parameters by their places: patterns, with what replaces them."""
+LEAVES = (
+    (r"^run\.situation\.", "run.rollout_state."),
+    (r"^(run\.rollout_state\.timestep)\.final\.", r"\1.final_observation."),
+    (r"^(run\.rollout_state\.timestep\.(?:final_)?observation)\.legal$", r"\1.action_mask"),
+    (r"^(run\.rollout_state\.timestep\.(?:final_)?observation)\.time$", r"\1.step_count"),
+    (r"^run\.tally\.", "run.metric_sums."),
+    (r"^(run\.learner\.replay\.experience)\.final\b", r"\1.next_extras"),
+    (r"^(run\.learner\.replay\.experience\.(?:observation|next_extras))\.legal$", r"\1.action_mask"),
+    (r"^(run\.learner\.replay\.experience\.(?:observation|next_extras))\.time$", r"\1.step_count"),
+)
+"""Arrays of a run's state and parameters by their places: patterns, one after another, with what
+replaces them."""
 
 HINTS: dict[str, tuple[str, ...]] = {
     "absolute_metric_episodes": ("absolute_episodes",),
