@@ -231,6 +231,8 @@ MEASURED = {
     "sable-memoryless-bandit": (0, 66),
     "sable-memoryless-observation": (0, 66),
     "sable-memoryless-delayed": (0, 66),
+    "sable-memoryless-masked": (0, 66),
+    "sable-memoryless-coordination": (0, 66),
 }
 """How many seeds failed, of how many, from 0 on; on a CPU, 18 and 19 November 2026."""
 CASES |= {
