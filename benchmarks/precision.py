@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sable
-from sable.runs.dry_run import Rehearsal
+from sable.runs.dry_run import DryRun
 from sable.systems import sable as sable_system
 from sable.training.rollout import collect
 
@@ -25,20 +25,22 @@ from sable.training.rollout import collect
 def log_ratios(task: str, updates: int, **fields) -> dict[str, np.ndarray]:
     """Return each way of learning's log ratios, of all actions of one rollout."""
     run, config = sable.configure(task, num_seeds=1, compute_dtype="bfloat16", **fields)
-    rehearsal = Rehearsal(sable.make_env(task), run, config)
-    state, update = rehearsal.program.start(jnp.uint32(0)).run, jax.jit(rehearsal.program.update)
+    dry_run = DryRun(sable.make_env(task), run, config)
+    state, update = dry_run.program.start(jnp.uint32(0)).run, jax.jit(dry_run.program.update)
     for _ in range(updates):
         state = update(state)
     learner, key = state.learner, jax.random.key(1)
     play = jax.jit(
-        lambda now: collect(rehearsal.env, rehearsal.system, learner, now, key, config.rollout_length, 0)
+        lambda now: collect(dry_run.env, dry_run.system, learner, now, key, config.rollout_length, 0)
     )
     _, rollout, _ = play(state.rollout_state)
 
     def log_prob(config):
-        policy = sable_system.make_policy(rehearsal.env.spec, config)
+        policy = sable_system.make_policy(dry_run.env.spec, config)
         given = policy.prepare(rollout.steps), rollout.start_memory, learner.order, key
-        return np.asarray(jax.jit(lambda params: policy.evaluate(params, *given).log_prob)(learner.params))
+        return np.asarray(
+            jax.jit(lambda params: policy.evaluate_actions(params, *given).log_prob)(learner.params)
+        )
 
     acted, half = np.asarray(rollout.steps.extras.log_prob), log_prob(config)
     return {

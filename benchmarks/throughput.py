@@ -292,15 +292,15 @@ def main(argv: list[str]) -> None:
     systems = first.parse_known_args(normalise_argv(argv))[0].systems
     given = parse(make_parser(systems), argv)
     given.pop("systems", None)
-    fit, num_seeds, jobs = (
+    fit, num_seeds, group_size = (
         given.pop(name, default) for name, default in (("growth", False), ("num_seeds", 1), ("jobs", 1))
     )
     how = {name: given.pop(name, default) for name, default in DEFAULTS.items()}
     names = given.pop("tasks", []) or (GROWTH if fit else ["rware/tiny-4ag", "null/32ag"])
     rows = []
     jobs = [make_job(task, name, num_seeds, how, given) for task in names for name in systems]
-    for start in range(0, len(jobs), jobs):
-        rows += (group := in_processes(jobs[start : start + jobs]))
+    for start in range(0, len(jobs), group_size):
+        rows += (group := in_processes(jobs[start : start + group_size]))
         for row in group:
             print(json.dumps(row), flush=True)
     rows = [row for row in rows if "error" not in row]

@@ -175,9 +175,9 @@ class _PlanProgress:
 
     def __call__(self, plan: "Plan", step: str) -> None:
         if not self.began and not self.as_json:
-            from sable.runs.plan import in_words
+            from sable.runs.plan import format_plan
 
-            print(f"from shapes alone:\n{in_words(plan)}\n", flush=True)
+            print(f"from shapes alone:\n{format_plan(plan)}\n", flush=True)
         self.began = True
         print(f"{step} ...", file=sys.stderr, flush=True)
 
