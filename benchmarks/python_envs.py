@@ -82,7 +82,7 @@ def main() -> None:
     from sable.config.schema import RunConfig, SableConfig
     from sable.envs.python.vector_env import PythonVectorEnv
     from sable.training import host_rollout as hosted
-    from sable.training import loop
+    from sable.training.compile import Compiler
     from sable.training.update import make_program, map_seeds
 
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that play alone; ours have it anyway
@@ -105,7 +105,7 @@ def main() -> None:
         system = systems.make("sable", env.spec, config)
         program = make_program(env.stub_env, system, run, config)
         state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
-        stages = hosted.make_stages(env, system, program, run, config, loop.Compiler(run), state)
+        stages = hosted.make_stages(env, system, program, run, config, Compiler(run), state)
         random, shape = np.random.default_rng(0), (given.num_envs, env.spec.num_agents)
         env.reset("benchmark", np.arange(given.num_envs))
         run_state = stages.run_updates(state.run, 1)

@@ -34,7 +34,7 @@ from sable.runs import directory as runs
 from sable.studies import study_files, trials, tune
 from sable.studies import worker as batches
 from sable.studies.tune_view import View
-from sable.training import loop
+from sable.training import loop, progress
 from sable.training.update import make_program
 
 optuna = pytest.importorskip("optuna")
@@ -188,7 +188,7 @@ def test_another_study_in_the_same_folder_is_refused(studied):
 
 
 def test_an_interrupted_study_says_so_and_goes_on_with_the_same_trials(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_CALL", 0.0)
 
     def evaluated(self, steps, returns):
         if steps == 64:

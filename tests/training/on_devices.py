@@ -26,8 +26,9 @@ import numpy as np
 from sable import systems
 from sable.config.schema import RunConfig, field_names, system_config
 from sable.envs.suites.probes import PROBES
-from sable.training import checkpoint, devices, loop
+from sable.training import checkpoint, devices, loop, progress
 from sable.training import update as programs
+from sable.training.compile import Compiler
 from sable.training.loggers.logger import Logger, read_rows
 
 FIELDS = {"num_envs": 16, "rollout_length": 4, "num_epochs": 2, "num_minibatches": 2, "embed_dim": 16}
@@ -55,8 +56,8 @@ def updates(system, splits):
     alone = make_parts(system)
     program = programs.make_program(*alone)
     seeds = np.array(alone[2].seeds, np.uint32)
-    first = loop.Compiler(alone[2])(programs.map_seeds(program.start), seeds)(seeds)
-    unit = loop.Compiler(alone[2])(jax.vmap(program.run_updates, (0, None)), first.run, np.int32(1))
+    first = Compiler(alone[2])(programs.map_seeds(program.start), seeds)(seeds)
+    unit = Compiler(alone[2])(jax.vmap(program.run_updates, (0, None)), first.run, np.int32(1))
     expected = [unit(first.run, np.int32(n)) for n in (1, UPDATES)]
     return {split: _on(split, alone, first, expected) for split in splits}
 
@@ -70,7 +71,7 @@ def _on(split, parts, first, expected):
     places = devices.state_shardings(mesh, state)
     state = devices.put_state(state, places)
     unit = devices.vmap_seeds(mesh, programs.make_program(env, system, run, config).run_updates, (0, None))
-    unit = loop.Compiler(run, mesh)(unit, state.run, np.int32(1), out=places.run)
+    unit = Compiler(run, mesh)(unit, state.run, np.int32(1), out=places.run)
     found = [unit(state.run, np.int32(n)) for n in (1, UPDATES)]
     same = [jax.tree.map(lambda x: x[:num_seeds], run) for run in expected]
     return {
@@ -159,10 +160,10 @@ def interrupting(stop_after):
             if steps == stop_after * 64:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    before = loop.Logger, loop.SECONDS_PER_CALL
-    loop.Logger, loop.SECONDS_PER_CALL = (Interrupting, 0.0) if stop_after else before
+    before = loop.Logger, progress.SECONDS_PER_CALL
+    loop.Logger, progress.SECONDS_PER_CALL = (Interrupting, 0.0) if stop_after else before
     yield
-    loop.Logger, loop.SECONDS_PER_CALL = before
+    loop.Logger, progress.SECONDS_PER_CALL = before
 
 
 def timeless(rows):

@@ -11,7 +11,7 @@ import pytest
 
 from sable.cli.main import main
 from sable.errors import SableError
-from sable.training import checkpoint, loop
+from sable.training import checkpoint, loop, progress
 from sable.training.background import Background
 
 TINY = "--system ippo --num-envs 4 --rollout-length 4 --num-epochs 1 --num-minibatches 1 --no-video --quiet"
@@ -22,9 +22,9 @@ TINY += " --total-steps 128 --num-evaluations 8"
 @pytest.fixture
 def behind(monkeypatch):
     """Every state is large, and saved after every evaluation; units are of one update."""
-    monkeypatch.setattr(loop, "SMALL_STATE", 0)
-    monkeypatch.setattr(loop, "MAX_SAVING_SHARE", float("inf"))
-    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
+    monkeypatch.setattr(progress, "SMALL_STATE", 0)
+    monkeypatch.setattr(progress, "MAX_SAVING_SHARE", float("inf"))
+    monkeypatch.setattr(progress, "SECONDS_PER_CALL", 0.0)
 
 
 def test_what_fails_in_the_background_is_raised_once():

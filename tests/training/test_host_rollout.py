@@ -19,7 +19,7 @@ from sable.cli.main import main
 from sable.config.schema import ActorCriticConfig, QMIXConfig, RunConfig, SableConfig
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.training import host_rollout as hosted
-from sable.training import loop
+from sable.training.compile import Compiler
 from sable.training.update import make_program, map_seeds
 
 pytest.importorskip("gymnasium")
@@ -49,7 +49,7 @@ def updated(name, env, num_updates):
     run = RunConfig(system=name, seeds=(3, 5), total_steps=24 * num_updates, evaluation_episodes=2)
     config = CONFIGS[name]
     system = systems.make(name, env.spec, config)
-    compiled = loop.Compiler(run)
+    compiled = Compiler(run)
     program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, run, config)
     state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
     if isinstance(env, PythonVectorEnv):

@@ -17,7 +17,7 @@ import pytest
 
 from sable.cli.main import main
 from sable.errors import SableError
-from sable.training import checkpoint, loop
+from sable.training import checkpoint, loop, progress
 from sable.training import device_memory as memory
 from sable.training.loggers.logger import Logger, read_rows
 
@@ -204,8 +204,8 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
     small_disk, tmp_path, monkeypatch, capfd, behind
 ):
     if behind:  # all is written in the background
-        monkeypatch.setattr(loop, "SMALL_STATE", 0)
-        monkeypatch.setattr(loop, "MAX_SAVING_SHARE", float("inf"))
+        monkeypatch.setattr(progress, "SMALL_STATE", 0)
+        monkeypatch.setattr(progress, "MAX_SAVING_SHARE", float("inf"))
 
     class Filling(Logger):
         """Fills the disk at the third evaluation."""

@@ -22,7 +22,7 @@ from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
 from sable.ops import trees as tree
 from sable.runs import directory as runs
-from sable.training import best, checkpoint, loop
+from sable.training import best, checkpoint, job, loop, progress
 from sable.training import update as programs
 from sable.training.evaluate import evaluate_policy
 from sable.training.loggers.logger import Logger, read_rows
@@ -89,7 +89,7 @@ def stop_and_resume(parts, directory, monkeypatch, stop_after):
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Logger", Interrupting)
-        patch.setattr(loop, "SECONDS_PER_CALL", 0.0)
+        patch.setattr(progress, "SECONDS_PER_CALL", 0.0)
         stopped = loop.train_loop(*parts, directory, quiet=True)
     assert stopped.interrupted == signal.SIGTERM
     assert int(saved(directory, parts).run.num_updates[0]) == stop_after
@@ -121,7 +121,7 @@ def test_a_large_state_is_saved_only_as_often_as_time_allows(whole, parts, tmp_p
         return real(snapshot)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(loop, "SMALL_STATE", 0)
+        patch.setattr(progress, "SMALL_STATE", 0)
         patch.setattr(checkpoint, "commit", commit)
         loop.train_loop(*parts, tmp_path, quiet=True)
     assert steps == [2, 8 + 4]  # updates and evaluations: before the first evaluation, and at the end
@@ -177,7 +177,7 @@ def test_a_deterministic_run_resumes_exactly_on_any_device(width, tmp_path, monk
 
 def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
     """Also when the work is cut into other units."""
-    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_CALL", 0.0)
     again = loop.train_loop(*parts, tmp_path, quiet=True)
     assert_same_runs(again, whole, parts)
 
@@ -313,7 +313,7 @@ def test_budgets_round_down_and_evaluations_are_even(
     total_steps, num_evaluations, expected_updates, expected_evaluations
 ):
     run = RunConfig(total_steps=total_steps, num_evaluations=num_evaluations)
-    boundaries = loop.schedule(run, 128 * 128)
+    boundaries = job.schedule(run, 128 * 128)
     assert boundaries[-1] == expected_updates and len(boundaries) == expected_evaluations
     gaps = np.diff([0, *boundaries])
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1

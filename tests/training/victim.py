@@ -28,7 +28,7 @@ import sable.runs.curve
 import sable.runs.policy
 from sable.config.schema import RunConfig, field_names, system_config
 from sable.runs import open_run as running
-from sable.training import checkpoint, loop
+from sable.training import checkpoint, loop, progress
 
 SIZES = {"video": False, "evaluation_episodes": 2, "absolute_episodes": 4, "num_envs": 4, "rollout_length": 4}
 SIZES |= {"num_epochs": 1, "num_minibatches": 1, "embed_dim": 8, "num_heads": 1, "num_blocks": 1}
@@ -76,7 +76,7 @@ def write_behind(diary: Path, seconds: float) -> None:
         time.sleep(seconds / 2)
         jot(diary, "written")
 
-    loop.SMALL_STATE, loop.MAX_SAVING_SHARE, loop.SECONDS_PER_CALL = 0, float("inf"), 0.0
+    progress.SMALL_STATE, progress.MAX_SAVING_SHARE, progress.SECONDS_PER_CALL = 0, float("inf"), 0.0
     checkpoint._write = write
 
 

@@ -19,7 +19,7 @@ from sable.runs import fit as sizes
 from sable.runs.dry_run import DryRun, Timing, time_calls
 from sable.runs.estimate import temporary_bytes
 from sable.training import device_memory as memory
-from sable.training import loop
+from sable.training import job
 from sable.training.update import State
 
 PROBE_SECONDS = 6.0
@@ -84,7 +84,7 @@ def estimate(dry_run: DryRun) -> Plan:
         num_seeds=len(run.seeds),
         num_envs=config.num_envs,
         parameters=memory.num_parameters(dry_run.state),
-        updates=loop.schedule(run, steps_per_update)[-1],
+        updates=job.schedule(run, steps_per_update)[-1],
         steps_per_update=steps_per_update,
         device=jax.devices()[0].device_kind,
         measured=False,
@@ -119,7 +119,7 @@ def make_plan(
     found = dataclasses.replace(found, largest_num_envs=sizes.max_envs(dry_run, other, room))
     progress(found, "compiling one of two seeds" if len(run.seeds) == 1 else "looking for the most seeds")
     found = dataclasses.replace(found, largest_num_seeds=sizes.max_seeds(dry_run, room))
-    boundaries = loop.schedule(run, found.steps_per_update)
+    boundaries = job.schedule(run, found.steps_per_update)
     return dataclasses.replace(found, **_times(dry_run, other, boundaries, room, partial(progress, found)))
 
 

@@ -17,7 +17,7 @@ from sable.errors import SableError
 from sable.ops import trees as tree
 from sable.systems.base import System
 from sable.training.rollout import RolloutState, collect
-from sable.training.update import CollectResult, Program, RunState, State, evaluation_key
+from sable.training.update import CollectResult, Program, RunState, Stages, State, evaluation_key
 from sable.types import Decision, Metrics, Observation, PyTree, Rollout, TimeStep, Transition
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -43,14 +43,6 @@ class RunUpdates:
     def memory_analysis(self) -> tp.Any:
         """Return that of learning, which holds most."""
         return self.learn.memory_analysis()
-
-
-class Stages(tp.NamedTuple):
-    """The functions the training loop calls, for all seeds at once."""
-
-    run_updates: RunUpdates
-    evaluate_and_keep_best: tp.Callable[[State], tuple[State, Metrics]]
-    absolute_metric: tp.Callable[[State], Stats]
 
 
 def refuse_sharing(env: tp.Any, mesh: Mesh | None) -> None:

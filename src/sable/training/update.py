@@ -73,6 +73,15 @@ CollectAndLearn = tp.Callable[
 """`collect_and_learn` of one run"""
 
 
+class Stages(tp.NamedTuple):
+    """The compiled programs of a run, for all seeds at once."""
+
+    run_updates: tp.Any
+    """(run, updates) -> run; compiled, or `host_rollout.RunUpdates`, which the host steps"""
+    evaluate_and_keep_best: tp.Callable[[State], tuple[State, tp.Any]]
+    absolute_metric: tp.Callable[[State], tp.Any]
+
+
 def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig) -> Program:
     """Return the functions of this run, pure and not yet compiled."""
     # Jitted so that `start`, which wants only its shapes, and `run_updates` share one trace.
@@ -97,9 +106,9 @@ def collect_and_learn(
     key: Array,
     collect_result: CollectResult | None,
 ) -> tuple[PyTree, RolloutState, Metrics, Array, Array]:
-    """Return collect one rollout and learn from it.
+    """Collect one rollout and learn from it.
 
-    Return, after learner and situation, everything there is to tally, whether all that was seen in the
+    Return, after learner and rollout state, all sums of metrics, whether all that was seen in the
     rollout is finite, and in which of its time steps an agent first had no legal action (-1: none).
     """
     collect_key, learn_key = jax.random.split(key)
