@@ -3,10 +3,10 @@
     python benchmarks/precision.py
     python benchmarks/precision.py rware/tiny-4ag --updates 20 --num-envs 64
 
-Trains a seed for a few updates with `--compute bfloat16`, lets it act once more, and asks of every action how
-probable the same parameters make it: the ratio, which PPO takes to be one. In float32 only the order of sums
-differs; in bfloat16 every activation is rounded to 8 bits. *other form* compares bfloat16 with bfloat16, one
-timestep at a time with many at once: so much at least would be left if acting were in bfloat16 too.
+Trains a seed for a few updates with `--compute-dtype bfloat16`, lets it act once more, and asks of every
+action how probable the same parameters make it: the ratio, which PPO takes to be one. In float32 only the
+order of sums differs; in bfloat16 every activation is rounded to 8 bits. *other form* compares bfloat16 with
+bfloat16, one timestep at a time with many at once: so much at least would be left if acting were in bfloat16.
 """
 
 import argparse

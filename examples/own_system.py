@@ -26,8 +26,8 @@ class Config(PPOConfig):
 
 def make(spec, config):
     """Return the system for this kind of environment, as pure functions."""
-    size, width = spec.view_size, config.width
-    shapes = {"in": (size, width), "out": (width, spec.num_actions), "value": (width, 1)}
+    w = config.width
+    shapes = {"in": (spec.view_size, w), "out": (w, spec.num_actions), "value": (w, 1)}
 
     def init(key):
         return {name: 0.3 * jax.random.normal(key, shape) for name, shape in shapes.items()}
@@ -43,17 +43,15 @@ def make(spec, config):
         return Decision(action=raw, memory=(), extras=extras)
 
     def evaluate_actions(params, steps, memory, order, key):
-        distribution, value = network(params, steps.observation)
-        log_prob, entropy = distribution.log_prob(steps.extras.raw), distribution.entropy(key)
+        p, value = network(params, steps.observation)
+        log_prob, entropy = p.log_prob(steps.extras.raw), p.entropy(key)
         return ppo.ActionEvaluation(log_prob=log_prob, value=value, entropy=entropy)
 
     def value(params, observation, memory, order):
         return network(params, observation)[1]
 
-    policy = ppo.Policy(
-        init, lambda num_envs: (), act, value, evaluate_actions, config.learning_rate, chunk=1
-    )
-    return ppo.make(policy, config, spec)
+    parts = init, lambda num_envs: (), act, value, evaluate_actions, config.learning_rate
+    return ppo.make(ppo.Policy(*parts, chunk=1), config, spec)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,11 @@ def test_quick_settings_of_the_default_system_divide():
         ({}, {"learning_rate": "fast"}, ["learning_rate='fast'", "finite number"]),
         ({}, {"memory": 1}, ["memory=1", "true or false"]),
         ({}, {"positions": "token", "memory": False}, ["positions='token'", "needs memory"]),
-        ({}, {"positions": "token", "decoding": "kernel"}, ["decoding='kernel'", "scan, rows or parallel"]),
+        (
+            {},
+            {"positions": "token", "decoding": "fused"},
+            ["decoding='fused'", "sequential, cached or jacobi"],
+        ),
         ({}, {"agent_chunk": 2}, ["agent_chunk=2", "memory=false"]),
         ({}, {"agent_order": "random"}, ["agent_order='random'", "natural, per_rollout, per_epoch"]),
         ({"seeds": range(10**8)}, {}, ["seeds=range(0, 100000000)", "65536 at most"]),

@@ -99,12 +99,12 @@ def test_every_decay_scaling_agrees(scaling):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("in_parallel", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", [{"chunk": 6}, {"chunk": 2}, {"chunk": 4}, {"block": 2}], ids=str)
-def test_every_form_agrees_where_heads_forget_all(monkeypatch, sizes, causal, jobs):
+def test_every_form_agrees_where_heads_forget_all(monkeypatch, sizes, causal, in_parallel):
     """A decay of 0, whose power of 0 is one, also where memories are threaded as on a GPU."""
-    if jobs:
+    if in_parallel:
         monkeypatch.setattr(retention, "chunk_recurrence", retention.chunk_recurrence_parallel)
     everything.cache_clear()
     assert_agree(retention.chunkwise, random_inputs(resets=[(3, 0)]), causal=causal, scaling=0.0, **sizes)

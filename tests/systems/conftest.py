@@ -128,7 +128,7 @@ def tolerance(mode: str) -> Tolerance:
     """Return what rounding explains. In bfloat16 that follows from the network: as often as activations are
     rounded between two weights, the most that rounding errors of the weights alone change in float32."""
     played = play(mode)
-    if getattr(played.config, "compute", "float32") == "float32":
+    if getattr(played.config, "compute_dtype", "float32") == "float32":
         return Tolerance(1e-5, 1e-5)
     return Tolerance(*(ROUNDINGS * change for change in rounded_weights(played)))
 
@@ -145,7 +145,7 @@ def rounded_weights(played: Played) -> Tolerance:
     @jax.jit
     def answers(key: jax.Array, size: float) -> tuple[jax.Array, jax.Array]:
         off = size * jax.random.uniform(key, flat.shape, minval=-1.0, maxval=1.0)
-        found = exact.evaluate(restore(flat * (1 + off)), *given, jax.random.key(0))
+        found = exact.evaluate_actions(restore(flat * (1 + off)), *given, jax.random.key(0))
         return found.log_prob, found.value
 
     truth = answers(jax.random.key(0), 0.0)

@@ -77,7 +77,7 @@ def test_acting_and_evaluating_agree_in_the_order_acted_in(played):
 @pytest.mark.gpu
 def test_bfloat16_is_what_learning_computes_with(played):
     """Else the tolerance above would be wide for nothing: learning is as far off as rounding makes it."""
-    if getattr(played.config, "compute", "float32") == "float32":
+    if getattr(played.config, "compute_dtype", "float32") == "float32":
         return
     found, acted, near = evaluate(played), played.rollout.steps.extras, tolerance(played.mode)
     for part in ("log_prob", "value"):
@@ -192,7 +192,7 @@ def test_every_parameter_receives_a_gradient_within_two_updates(played):
         least = 0.2 if rectified or "embedding" in name else 0.95
         if (share := (moment != 0).mean()) < least:
             dead[name] = f"{share:.0%} of it receives a gradient"
-    rounded = getattr(played.config, "compute", "float32") == "bfloat16"
+    rounded = getattr(played.config, "compute_dtype", "float32") == "bfloat16"
     if dead and rounded and all("['agent']" in name for name in dead):
         pytest.xfail(
             "in bfloat16 one of 16 entries of the agents' embedding gets no gradient: cause not found"

@@ -242,7 +242,7 @@ def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
     net = Sable(SableConfig(), spec)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert autoregressive.resolve_decoding(net) == "fused"
-    assert autoregressive.resolve_decoding(Sable(SableConfig(positions="token"), spec)) == "parallel"
+    assert autoregressive.resolve_decoding(Sable(SableConfig(positions="token"), spec)) == "jacobi"
     monkeypatch.setattr(jax, "devices", lambda: [Old()])
     assert autoregressive.resolve_decoding(net) == "jacobi"
     assert not block_kernel.use_kernel(64) and not retention_kernel.use_kernel(64)

@@ -95,10 +95,10 @@ def _check_sable(config: SableConfig) -> None:
     """Refuse switches of Sable that need others."""
     if config.positions == "token" and not config.memory:
         raise SableError("positions='token' needs memory: without it a token has no position")
-    if config.positions == "token" and config.decoding == "kernel":
+    if config.positions == "token" and config.decoding == "fused":
         raise SableError(
-            "decoding='kernel' knows one position for all agents of a time step; positions='token' takes "
-            "decoding auto, scan, rows or parallel"
+            "decoding='fused' knows one position for all agents of a time step; positions='token' takes "
+            "decoding auto, sequential, cached or jacobi"
         )
     if config.agent_chunk and config.memory:
         raise SableError(
