@@ -130,10 +130,10 @@ def complete(fields: Fields, kinds: Mapping[str, tp.Any]) -> dict[str, tp.Any]:
 
 def field(name: str, names: Collection[str]) -> str:
     """Return a setting's name as it is now, where `names` are those that there are."""
-    return _among(FIELDS.get(name), name, names)
+    return _if_known(FIELDS.get(name), name, names)
 
 
-def _among(new: str | None, name: str, names: Collection[str]) -> str:
+def _if_known(new: str | None, name: str, names: Collection[str]) -> str:
     return new if new is not None and new in names and name not in names else name
 
 
@@ -185,7 +185,7 @@ def leaf(name: str) -> str:
 
 def leaves(saved: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
     """Return the names of saved arrays by those of now; a name that is wanted as it is stays."""
-    return {name if name in wanted else _among(leaf(name), name, wanted): name for name in saved}
+    return {name if name in wanted else _if_known(leaf(name), name, wanted): name for name in saved}
 
 
 def near(name: str, names: Collection[str]) -> str:

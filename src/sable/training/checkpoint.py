@@ -109,7 +109,7 @@ def commit(snapshot: Snapshot) -> Path:
     directory, step, arrays, manifest, metrics = snapshot
     folder = directory / FOLDER
     target, partial = _place(folder, step), folder / f".partial-{step:010d}"
-    if target.exists() and _whole(target):  # an interruption right after a save
+    if target.exists() and _is_whole(target):  # an interruption right after a save
         return target
     try:
         remove_leftovers(directory)
@@ -356,7 +356,7 @@ def _verified(path: Path) -> dict[str, tp.Any]:
     return manifest
 
 
-def _whole(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     try:
         return bool(_verified(path))
     except Damaged:
