@@ -231,7 +231,7 @@ def test_a_run_on_a_full_or_read_only_disk_says_so_and_goes_on_later(
     run = small_disk / "probe" / "bandit" / "ippo" / "r"
     folder = run / checkpoint.FOLDER
     before = checkpoint.steps(folder)
-    assert len(before) == 2 and all(checkpoint._whole(folder / f"{step:010d}") for step in before)
+    assert len(before) == 2 and all(checkpoint._is_whole(folder / f"{step:010d}") for step in before)
     assert not list(folder.glob(".partial*"))
     assert main(["train", "--quiet", "--resume", str(run)]) == 2, "the disk is still full"
     said = capfd.readouterr().err

@@ -182,7 +182,7 @@ def kill_once(directory: Path, name: str, evaluations: int, rng: random.Random, 
         return None
     assert code == -signal.SIGKILL, code
     after = checkpoint.steps(folder)
-    whole = [step for step in after if checkpoint._whole(folder / f"{step:010d}")]
+    whole = [step for step in after if checkpoint._is_whole(folder / f"{step:010d}")]
     lost = bool(known) and (not whole or max(whole) < max(known))
     last = diary_of(directory).read_text().split()[-1:] if diary_of(directory).exists() else []
     if moment == "behind":
@@ -247,7 +247,7 @@ def end_once(directory: Path, rng: random.Random, blocks: int) -> dict:
     finished = [int(line.split()[1]) for line in diary.read_text().splitlines() if "finished" in line]
     folder = directory / checkpoint.FOLDER
     committed = checkpoint.steps(folder) if folder.is_dir() else []
-    whole = [step for step in committed if checkpoint._whole(folder / f"{step:010d}")]
+    whole = [step for step in committed if checkpoint._is_whole(folder / f"{step:010d}")]
     saved = checkpoint._verified(folder / f"{whole[-1]:010d}")["facts"]["updates"] if whole else 0
     phase = [line for line in said if line.startswith("phase")][-1].removeprefix("phase ")
     return {
