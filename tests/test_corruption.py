@@ -393,7 +393,7 @@ def test_no_damaged_file_is_silent_anywhere(place, truth, capsys, count, command
                     and path.parts[:2] == ("checkpoints", newest)
                     and "damaged" in whole[-1].err
                 ):
-                    assert checkpoint._whole(max(Path("run/checkpoints").iterdir())), "nothing was said"
+                    assert checkpoint._is_whole(max(Path("run/checkpoints").iterdir())), "nothing was said"
                 if verdict == "refused":
                     assert content(Path(name)) == before, "a refusal changes nothing"
             except (Exception, SystemExit) as error:  # whatever a command lets through
