@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sable.kernels import retention as kernel
-from sable.nets.retention import MultiScaleRetention
+from sable.nets.retention import CrossQueries, CrossRetention, SelfRetention
 from sable.ops import retention
 
 
@@ -122,15 +122,15 @@ def test_what_finds_no_room_does_not_go_through_the_kernels(monkeypatch):
         64, 65, False, float32
     )
     assert kernel.use_timestep_kernel(64, 32, False) and not kernel.use_timestep_kernel(64, 33, False)
-    layer = MultiScaleRetention(128, 1, 0.8, causal=True)
+    layer = SelfRetention(128, 1, 0.8, causal=True)
     x, memory = jax.ShapeDtypeStruct((2, 4, 3, 128), "float32"), jnp.zeros((2, 1, 128, 128))
     for dtype, by_kernel in ((float32, False), (bfloat16, True)):
 
         def sequence(x, dtype=dtype):
             x, first = x.astype(dtype), jnp.zeros((4, 2), bool)
-            params = layer.init(jax.random.key(0), x, x, memory, first, method=layer.sequence)
+            params = layer.init(jax.random.key(0), x, memory, first, method=layer.sequence)
             params = jax.tree.map(lambda weight: weight.astype(dtype), params)
-            return layer.apply(params, x, x, memory, first, method=layer.sequence)[0]
+            return layer.apply(params, x, memory, first, method=layer.sequence)[0]
 
         assert ("name=retention" in str(jax.make_jaxpr(sequence)(x))) == by_kernel
 
@@ -179,12 +179,14 @@ FORMS = {
 )
 def test_a_layer_gives_the_same_by_the_kernels(monkeypatch, name, scaling):
     form, causal, cross = FORMS[name]
-    layer = MultiScaleRetention(32, 2, scaling, causal=causal, cross=cross)
+    layer = CrossRetention(32, 2, scaling) if cross else SelfRetention(32, 2, scaling, causal)
     keys = jax.random.split(jax.random.key(1), 5)
     shape = {"sequence": (2, 4, 5, 32), "all_agents": (2, 70, 32), "timestep": (2, 5, 32)}[form]
     query, key = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
     past = () if "without" in name else jax.random.normal(keys[2], (2, 2, 16, 16))
-    given = key, (query, jax.random.normal(keys[2], shape)) if cross else past
+    given = key, past
+    if form == "all_agents" and cross:
+        given = key, CrossQueries(query=query, readout=jax.random.normal(keys[2], shape))
     if form == "sequence":
         given = query, key, past, jax.random.bernoulli(keys[3], 0.3, (4, 2))
     method = getattr(layer, form)

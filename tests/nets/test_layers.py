@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sable.nets.layers import Head, SwiGLU, sinusoidal_encoding
-from sable.nets.retention import MultiScaleRetention
+from sable.nets.retention import CrossRetention, SelfRetention
 from sable.ops import retention
 
 KEY = jax.random.key(0)
@@ -48,18 +48,19 @@ def ended(layer, *given):
 @pytest.mark.parametrize("cross", [False, True])
 def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys_gate(cross):
     T, B, N, E, H = 3, 2, 4, 8, 2
-    layer = MultiScaleRetention(E, H, 0.8, causal=True, cross=cross)
+    layer = CrossRetention(E, H, 0.8) if cross else SelfRetention(E, H, 0.8, causal=True)
     keys = jax.random.split(KEY, 4)
     key, query, memory = (
         jax.random.normal(keys[0], (B, T, N, E)),
         jax.random.normal(keys[1], (B, T, N, E)),
         jax.random.normal(keys[2], (B, H, E // H, E // H)),
     )
+    streams = (query, key) if cross else (key,)
     query = query if cross else key
     first = jnp.zeros((T, B), bool).at[1, 0].set(True)
-    params = layer.init(keys[3], query, key, memory, first, method=ended)["params"]
+    params = layer.init(keys[3], *streams, memory, first, method=ended)["params"]
     params = params | {"scale": jnp.linspace(1, 2, E), "bias": jnp.linspace(-1, 1, E)}
-    out, _ = layer.apply({"params": params}, query, key, memory, first, method=ended)
+    out, _ = layer.apply({"params": params}, *streams, memory, first, method=ended)
 
     kernel = params["projections"]["kernel"]
     parts = jnp.split(key @ kernel, kernel.shape[1] // E, axis=-1)
@@ -72,10 +73,28 @@ def test_a_retention_layer_is_projections_retention_a_norm_per_head_and_the_keys
     np.testing.assert_allclose(out.reshape(-1, E), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("layer", [SelfRetention(8, 2, 0.8, causal=True), CrossRetention(8, 2, 0.8)])
+def test_projections_and_their_cache_write_the_same_memory(layer):
+    """Each layer knows where keys and values begin in what it projects, and in a key/value cache."""
+    B, N, E = 2, 4, 8
+    parts, start = (4, E) if isinstance(layer, SelfRetention) else (3, 0)
+    keys = jax.random.split(KEY, 2)
+    projections = jax.random.normal(keys[0], (B, N, parts * E))
+    memory = jax.random.normal(keys[1], (B, 2, E // 2, E // 2))
+    keys_values = projections[..., start : start + 2 * E]
+    k, v = (x.reshape(B, N, 2, -1) for x in jnp.split(keys_values, 2, axis=-1))
+    expected = memory * retention.kappas(2, 0.8).reshape(1, 2, 1, 1) + jnp.einsum("bnhi,bnhj->bhij", k, v)
+    for method, source in ((layer.write_projections, projections), (layer.write_cache, keys_values)):
+        found = layer.apply(
+            {"params": dict.fromkeys(("scale", "bias"), jnp.ones(E))}, memory, source, method=method
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_projections_start_with_a_spread_of_one_over_the_width():
-    layer = MultiScaleRetention(64, 1, 0.8, causal=False)
+    layer = SelfRetention(64, 1, 0.8, causal=False)
     x, memory = jnp.ones((1, 1, 1, 64)), jnp.zeros((1, 1, 64, 64))
-    params = layer.init(KEY, x, x, memory, jnp.ones((1, 1), bool), method=ended)["params"]
+    params = layer.init(KEY, x, memory, jnp.ones((1, 1), bool), method=ended)["params"]
     for name in ("projections", "output"):
         assert float(params[name]["kernel"].std()) == pytest.approx(1 / 64, rel=0.05)
         assert "bias" not in params[name]

@@ -198,7 +198,7 @@ def test_illegal_actions_have_no_chance_and_continuous_ones_a_floor_of_spread(vi
     net = Sable(CONFIG, replace(SPEC, num_actions=0, action_size=2, action_low=-2.0, action_high=3.0))
     params = autoregressive.init(net, KEY)
     encoded = jnp.zeros((2, 16))
-    memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.initial_decoder_state)
+    memory = net.apply(params, initial_memory(CONFIG, 2), 2, method=Sable.decay_memory)
     params["params"]["policy_head"]["distribution"]["raw_std"] = jnp.full(2, -50.0)
     distribution, _ = net.apply(
         params,

@@ -22,6 +22,7 @@ from sable.nets.sable import Sable, decoder_weights, initial_memory
 from sable.ops.distributions import Categorical, TanhNormal
 from sable.systems import autoregressive
 from sable.systems import sable as sable_system
+from sable.systems.autoregressive import TeamActions, TeamInputs
 from sable.types import EnvSpec, Observation
 
 KEY = jax.random.key(3)
@@ -55,13 +56,19 @@ def make(
         kind, size = (Categorical, 5) if discrete else (TanhNormal, 2)
         drawn = kind.noise(key, (BATCH, num_agents, size))
         time_encoding = net.apply(params, time, method=net.encode_time)
-        return params, encoded, action_mask.at[..., 0].set(True), time_encoding, drawn, past
+        inputs = TeamInputs(
+            encoded=encoded,
+            action_mask=action_mask.at[..., 0].set(True),
+            time_encoding=time_encoding,
+            noise=drawn,
+        )
+        return params, inputs, past
 
     return net, *prepared(jax.random.key(3))
 
 
-JACOBI, FUSED = autoregressive.decode_jacobi, autoregressive.decode_fused
-CACHED = autoregressive.decode_cached
+JACOBI, FUSED = sable_system.decode_jacobi, sable_system.decode_fused
+CACHED = sable_system.decode_cached
 CASES = [(JACOBI, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
 CASES += [(FUSED, *case) for case in itertools.product([1, 5, 40], [True], [True, False])]
 CASES += [(CACHED, *case) for case in itertools.product([1, 5, 40], [True, False], [True, False])]
@@ -92,7 +99,7 @@ def test_every_decoding_gives_what_sequential_decoding_gives(form, num_agents, d
 @pytest.mark.parametrize(
     ("form", "discrete"),
     [
-        (autoregressive.decode_sequential, True),
+        (sable_system.decode_sequential, True),
         pytest.param(JACOBI, True, marks=pytest.mark.slow),
         pytest.param(JACOBI, False, marks=pytest.mark.slow),
         pytest.param(CACHED, True, marks=pytest.mark.slow),
@@ -109,14 +116,13 @@ def test_every_form_of_deciding_allows_heads_that_forget_all(form):
 
 
 def assert_same_decisions(form, num_agents, *, discrete, **settings):
-    net, params, encoded, action_mask, time_encoding, drawn, past = make(
-        num_agents, discrete=discrete, **settings
-    )
-    clocks = jnp.broadcast_to(time_encoding, (BATCH, num_agents, time_encoding.shape[-1]))
+    net, params, inputs, past = make(num_agents, discrete=discrete, **settings)
+    clocks = jnp.broadcast_to(inputs.time_encoding, (BATCH, num_agents, inputs.time_encoding.shape[-1]))
 
     @jax.jit
     def both(params):
-        told, (raw, _, log_prob) = form(net, params, encoded, action_mask, time_encoding, drawn, past)
+        actions, told = form(net, params, inputs, past)
+        raw, log_prob = actions.raw, actions.log_prob
         tokens = previous_tokens(net.spec, (raw if discrete else jnp.tanh(raw))[None])[0]
 
         def agent(memory, now):
@@ -126,8 +132,8 @@ def assert_same_decisions(form, num_agents, *, discrete, **settings):
             )
             return memory, distribution
 
-        in_turn = tuple(x.swapaxes(0, 1) for x in (encoded, action_mask, clocks, tokens))
-        opened = net.apply(params, past, BATCH, method=net.initial_decoder_state)
+        in_turn = tuple(x.swapaxes(0, 1) for x in (inputs.encoded, inputs.action_mask, clocks, tokens))
+        opened = net.apply(params, past, BATCH, method=net.decay_memory)
         memory, distribution = jax.lax.scan(agent, opened, in_turn)
         distribution = jax.tree.map(lambda x: x.swapaxes(0, 1), distribution)
         return (told, raw, log_prob), (memory, distribution, distribution.log_prob(raw))
@@ -138,27 +144,26 @@ def assert_same_decisions(form, num_agents, *, discrete, **settings):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(a).max())
     np.testing.assert_allclose(log_prob, alone, atol=1e-4, rtol=1e-4)
     if discrete:
-        wish = distribution.logits + drawn
+        wish = distribution.logits + inputs.noise
         chosen = np.take_along_axis(np.asarray(wish), np.asarray(raw)[..., None], axis=-1)[..., 0]
         np.testing.assert_allclose(chosen, wish.max(-1), atol=1e-3)
         assert num_agents == 1 or len(np.unique(raw)) > 1
     else:
-        np.testing.assert_allclose(raw, distribution.sample_from_noise(drawn), atol=1e-3)
+        np.testing.assert_allclose(raw, distribution.sample_from_noise(inputs.noise), atol=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("discrete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
-    net, params, encoded, action_mask, time_encoding, _, past = make(40, discrete=discrete, memory=True)
+    net, params, inputs, past = make(40, discrete=discrete, memory=True)
+    where = inputs.encoded, inputs.action_mask, inputs.time_encoding
     shape = (BATCH, 40) if discrete else (BATCH, 40, 2)
     action = jax.random.randint(KEY, shape, 0, 5) if discrete else jax.random.uniform(KEY, shape)
 
     @jax.jit
     def decode(tokens):
-        asked = net.apply(params, encoded, time_encoding, past, method=net.read_memory)
-        return net.apply(
-            params, encoded, action_mask, time_encoding, tokens, past, asked, method=net.decode_all_agents
-        )
+        asked = net.apply(params, inputs.encoded, inputs.time_encoding, past, method=net.read_memory)
+        return net.apply(params, *where, tokens, past, asked, method=net.decode_all_agents)
 
     def parameters(action):
         distribution, _ = decode(previous_tokens(net.spec, action[None])[0])
@@ -173,11 +178,9 @@ def test_no_agent_sees_a_later_one_to_the_last_bit(discrete):
 
 @pytest.mark.slow
 def test_a_number_that_is_not_finite_ends_the_rounds():
-    net, params, encoded, action_mask, time_encoding, drawn, past = make(5, discrete=False, memory=True)
-    encoded = encoded.at[0, 2].set(jnp.nan)
-    _, (raw, _, _) = autoregressive.decode_jacobi(
-        net, params, encoded, action_mask, time_encoding, drawn, past
-    )
+    net, params, inputs, past = make(5, discrete=False, memory=True)
+    inputs = replace(inputs, encoded=inputs.encoded.at[0, 2].set(jnp.nan))
+    raw = JACOBI(net, params, inputs, past)[0].raw
     assert np.isnan(raw[0, 2:]).all() and np.isfinite(raw[1:]).all()
 
 
@@ -196,9 +199,10 @@ def test_seeds_side_by_side_decide_as_each_alone():
 
 def test_fused_decoding_can_be_built_for_a_gpu(triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
-    net, params, encoded, action_mask, time_encoding, drawn, past = make(5, discrete=True, memory=True)
+    net, params, inputs, past = make(5, discrete=True, memory=True)
     memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
-    given = decoder_weights(net, params), encoded, time_encoding[:, 0], action_mask, drawn, *memories
+    where = inputs.encoded, inputs.time_encoding[:, 0], inputs.action_mask, inputs.noise
+    given = decoder_weights(net, params), *where, *memories
     lowered = jax.jit(kernel.decode).trace(*given).lower(lowering_platforms=("cuda",))
     assert "sable_decode" in lowered.as_text() and len(triton_modules) == 1
 
@@ -231,6 +235,27 @@ def test_what_the_kernels_cannot_do_is_refused(decoding, field, value):
         sable_system.make(spec, replace(config, **{} if field == "discrete" else {field: value}))
 
 
+def test_a_policy_acts_by_the_decoder_it_is_given():
+    """It is told of the agents in `order`, and what it decides is put back into their own."""
+    net, params, _, past = make(5, discrete=True, memory=True)
+    order, seen = jnp.array([2, 0, 3, 1, 4]), []
+
+    def decode(params, inputs, memory):
+        seen.append(inputs)
+        places = jnp.broadcast_to(jnp.arange(5), (BATCH, 5))
+        return TeamActions(raw=places, action=places + 10, log_prob=-places), "memory"
+
+    policy = autoregressive.make_policy(net, decode, lambda num_envs: past, chunk=1)
+    observation = _observation(net.spec, BATCH)
+    mask = observation.action_mask.at[:, 3, 1].set(False)
+    decision = policy.act(params, replace(observation, action_mask=mask), past, order, None)
+    np.testing.assert_array_equal(decision.action[0], [11, 13, 10, 12, 14])
+    np.testing.assert_array_equal(decision.extras.log_prob, -decision.extras.raw)
+    assert decision.memory == "memory"
+    np.testing.assert_array_equal(seen[0].action_mask, mask[:, order])
+    assert seen[0].encoded.shape == (BATCH, 5, 32) and not seen[0].noise.any()
+
+
 class Old:
     """Stands in for a GPU of before 2020, a T4."""
 
@@ -241,10 +266,10 @@ def test_a_gpu_that_cannot_run_kernels_does_without_them(monkeypatch):
     spec = EnvSpec(num_agents=2, view_size=6, time_limit=9, num_actions=5)
     net = Sable(SableConfig(), spec)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert autoregressive.resolve_decoding(net) == "fused"
-    assert autoregressive.resolve_decoding(Sable(SableConfig(positions="token"), spec)) == "jacobi"
+    assert sable_system.resolve_decoding(net) == "fused"
+    assert sable_system.resolve_decoding(Sable(SableConfig(positions="token"), spec)) == "jacobi"
     monkeypatch.setattr(jax, "devices", lambda: [Old()])
-    assert autoregressive.resolve_decoding(net) == "jacobi"
+    assert sable_system.resolve_decoding(net) == "jacobi"
     assert not block_kernel.use_kernel(64) and not retention_kernel.use_kernel(64)
     with pytest.raises(SableError, match=r"compute capability 8\.0"):
         sable_system.make(spec, SableConfig(decoding="fused"))
@@ -257,7 +282,8 @@ def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
 
     def acting():  # anew each time, since JAX keeps what it has traced of a function
         observation = _observation(net.spec, BATCH)
-        return lambda params: autoregressive.act(net, params, observation, past, jnp.arange(5), KEY)
+        act = sable_system.make_policy(net.spec, net.config).act
+        return lambda params: act(params, observation, past, jnp.arange(5), KEY)
 
     truth = jax.jit(acting())(params)
     for module in (retention_kernel, block_kernel):
@@ -280,23 +306,23 @@ def test_acting_by_kernels_is_acting_by_layers(monkeypatch):
 def test_the_switch_switches(monkeypatch):
     net, params, *_ = make(5, discrete=True, memory=True)
     called = []
-    for name in ("decode_jacobi", "decode_fused", "decode_cached"):
-        real = getattr(autoregressive, name)
+    for name in ("decode_sequential", "decode_jacobi", "decode_fused", "decode_cached"):
+        real = getattr(sable_system, name)
         monkeypatch.setattr(
-            autoregressive, name, lambda *args, real=real, name=name: called.append(name) or real(*args)
+            sable_system, name, lambda *args, real=real, name=name: called.append(name) or real(*args)
         )
     wanted = {
-        "sequential": [],
+        "sequential": ["decode_sequential"],
         "jacobi": ["decode_jacobi"],
         "fused": ["decode_fused"],
         "cached": ["decode_cached"],
     }
     for decoding, expected in wanted.items():
         called.clear()
-        other = Sable(replace(net.config, decoding=decoding), net.spec)
+        policy = sable_system.make_policy(net.spec, replace(net.config, decoding=decoding))
         seen = jax.eval_shape(
-            lambda net=other: autoregressive.act(
-                net, params, _observation(net.spec), initial_memory(net.config, 2), jnp.arange(5), KEY
+            lambda act=policy.act: act(
+                params, _observation(net.spec), initial_memory(net.config, 2), jnp.arange(5), KEY
             )
         )
         assert seen.action.shape == (2, 5) and called == expected

@@ -158,7 +158,7 @@ def acted_outputs(team, recording, index) -> dict:
         view, legal = (jnp.asarray(x[t, index])[None] for x in (seen.view, seen.action_mask))
         time = jnp.array([t])
         encoded, _, memory = caught(net.encode, view, time, ids, memory)
-        memory = net.apply(team.params, memory, 1, method=net.initial_decoder_state)
+        memory = net.apply(team.params, memory, 1, method=net.decay_memory)
         clock, previous = (
             net.apply(team.params, time, method=net.encode_time)[:, 0],
             start_token(team.spec)[None],

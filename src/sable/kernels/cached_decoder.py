@@ -5,7 +5,7 @@ so what an agent recalls is what the memory of the timestep before says, q kappa
 the agents up to it: their keys and values are put down, and the memory is written once, when all have
 decided.
 
-`MultiScaleRetention.token` is the truth.
+`SelfRetention.token` and `CrossRetention.token` of `nets.retention` are the truth.
 """
 
 import functools
@@ -57,10 +57,11 @@ def _kernel(agent, projections, *refs, head_dim):
     width, head_index, index = out.shape[0], pl.program_id(1), agent[0]
     start = head_index * head_dim
     cols = pl.ds(start, head_dim)
+    reads_memory = len(past) == 1  # else the query is in `past`, with what it read
     *query, key, value, gate = (
-        projections[pl.ds(k * width + start, head_dim)] for k in range(projections.shape[0] // width)
+        projections[pl.ds(k * width + start, head_dim)] for k in range(4 if reads_memory else 3)
     )
-    if query:
+    if reads_memory:
         query = query[0]
         readout = (query[:, None] * past[0][...]).sum(axis=0) * kappa[head_index]
     else:

@@ -9,7 +9,7 @@ memory that is left.
 
 Within a timestep nothing decays, so an agent's self-retention is what it recalls of the past, q P, and
 sum_j (q k_j) v_j over the agents up to it: a key/value cache is kept, memories are not.
-`autoregressive.decode_sequential` is the truth.
+`systems.sable.decode_sequential` is the truth.
 """
 
 import functools

@@ -154,8 +154,8 @@ class DecoderBlock(nn.Module):
 
 
 class MAT(nn.Module):
-    """Encoder and decoder over a team's tokens, with the methods of `nets.sable.Sable`, so that one agent
-    loop serves both. Nothing is remembered: times, memories and `first` go unused."""
+    """Encoder and decoder over a team's tokens, with the methods of `nets.sable.Sable` for encoding and
+    learning, so that one policy serves both. Nothing is remembered: times, memories and `first` go unused."""
 
     config: MATConfig
     spec: EnvSpec
@@ -206,7 +206,7 @@ class MAT(nn.Module):
         """Return one timestep seen by all agents: (their encodings, their values, nothing remembered)."""
         return *self._encode(self.normalise_view(view), ids), ()
 
-    def initial_decoder_state(self, memory: tuple[()], num_envs: int) -> KeyValueCache:
+    def empty_cache(self, num_envs: int) -> KeyValueCache:
         """Return an empty key/value cache, for the first agent of a timestep."""
         empty = jnp.zeros((num_envs, self.spec.num_agents, 2 * self.config.embed_dim))
         caches = (empty,) * self.config.num_blocks
@@ -216,7 +216,6 @@ class MAT(nn.Module):
         self,
         encoded: Float[Array, "B E"],
         action_mask: Bool[Array, "B A"],
-        time_encoding: tuple[()],
         previous: Array,  # the squashed action of the agent before, or `start_token`
         cache: KeyValueCache,
     ) -> tuple[Distribution, KeyValueCache]:

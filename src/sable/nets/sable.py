@@ -13,7 +13,7 @@ from sable.kernels import block as block_kernel
 from sable.kernels.fused_decoder import BlockWeights, DecoderWeights
 from sable.nets.embeddings import ActionEmbedding, PolicyHead, ViewEmbedding, normalise_view, previous_tokens
 from sable.nets.layers import Head, RMSNorm, SwiGLU, num_agent_embeddings, sinusoidal_encoding
-from sable.nets.retention import MultiScaleRetention
+from sable.nets.retention import CrossQueries, CrossRetention, SelfRetention
 from sable.ops import sharding
 from sable.ops.distributions import Distribution
 from sable.types import EnvSpec, PyTree, struct
@@ -28,25 +28,31 @@ class BlockMemory:
     decoder_cross: Array
 
 
-class TimestepProjections(tp.NamedTuple):
-    """A timestep's projections in one decoder block, to be written into its memories; or the key/value cache:
-    keys and values alone, [B, N, _]."""
+@struct
+class TimestepProjections:
+    """A timestep's projections in one decoder block, to be written into its memories."""
 
-    self_projections: Array
-    cross_projections: Array
+    self_projections: Array  # [B, N, 4 E] queries, keys, values, gates
+    cross_projections: Array  # [B, N, 3 E] keys, values, gates
 
 
-CrossQueries = tuple[Array, Array]
-"""A decoder block's queries of a timestep, and what they read from its memory; [B, N, E] each."""
+@struct
+class BlockCache:
+    """The key/value cache of one decoder block: keys and values side by side, [B, N, 2 E] in each of its
+    retentions."""
+
+    self_cache: Array
+    cross_cache: Array
+
 
 Memory = tuple[BlockMemory, ...]
 """One per block; () where nothing is to be remembered."""
 
 
-def empty_projections(config: SableConfig, num_envs: int, num_agents: int) -> tuple[TimestepProjections, ...]:
+def empty_cache(config: SableConfig, num_envs: int, num_agents: int) -> tuple[BlockCache, ...]:
     """Return the empty key/value cache that `decode_agent_cached` begins with."""
     zeros = jnp.zeros((num_envs, num_agents, 2 * config.embed_dim))
-    return (TimestepProjections(zeros, zeros),) * config.num_blocks
+    return (BlockCache(self_cache=zeros, cross_cache=zeros),) * config.num_blocks
 
 
 def initial_memory(config: SableConfig, num_envs: int) -> Memory:
@@ -67,13 +73,14 @@ class EncoderBlock(nn.Module):
 
     def setup(self):
         self.norms = [RMSNorm() for _ in range(3)]
-        self.retention = _retention(self.config, causal=False, agent_chunk=self.config.agent_chunk or None)
+        config, agent_chunk = self.config, self.config.agent_chunk or None
+        self.retention = SelfRetention(*_sizes(config), False, config.chunk_size or None, agent_chunk)
         self.feed_forward = SwiGLU(self.config.embed_dim)
 
     def sequence(self, x, time_encoding, memory, first):
         u = self.norms[0](x)
         x = u + time_encoding
-        out, memory = self.retention.sequence(x, x, memory, first)
+        out, memory = self.retention.sequence(x, memory, first)
         return self._project_add_norm_ffn(u, out), memory
 
     def timestep(self, x, time_encoding, memory):
@@ -97,13 +104,13 @@ class DecoderBlock(nn.Module):
 
     def setup(self):
         self.norms = [RMSNorm() for _ in range(3)]
-        self.self_retention = _retention(self.config, causal=True)
-        self.cross_retention = _retention(self.config, causal=True, cross=True)
+        chunk = self.config.chunk_size or None
+        self.self_retention = SelfRetention(*_sizes(self.config), True, chunk)
+        self.cross_retention = CrossRetention(*_sizes(self.config), chunk)
         self.feed_forward = SwiGLU(self.config.embed_dim)
 
     def sequence(self, x, encoded, time_encoding, self_memory, cross_memory, first):
-        here = x + time_encoding
-        out, _ = self.self_retention.sequence(here, here, self_memory, first)
+        out, _ = self.self_retention.sequence(x + time_encoding, self_memory, first)
         r = self._project_add_norm(x, out)
         out, _ = self.cross_retention.sequence(
             encoded + time_encoding, r + time_encoding, cross_memory, first
@@ -119,36 +126,43 @@ class DecoderBlock(nn.Module):
         out, self_projections = self.self_retention.all_agents(x + time_encoding, memory.decoder_self)
         r = self._project_add_norm(x, out)
         out, cross_projections = self.cross_retention.all_agents(r + time_encoding, cross_queries)
-        return self._project_add_norm_ffn(encoded, out), TimestepProjections(
-            self_projections, cross_projections
+        projections = TimestepProjections(
+            self_projections=self_projections, cross_projections=cross_projections
         )
+        return self._project_add_norm_ffn(encoded, out), projections
 
-    def next_agent(self, x, encoded, time_encoding, memory, cross_queries, cache, agent):
-        """Return `timestep` for the next agent alone; `cache` has the keys and values of those before."""
-        out, self_projections = self.self_retention.next_agent(
-            x + time_encoding, memory.decoder_self, cache.self_projections, agent
-        )
-        r = self._project_add_norm(x, out)
-        out, cross_projections = self.cross_retention.next_agent(
-            r + time_encoding, cross_queries, cache.cross_projections, agent
-        )
-        return self._project_add_norm_ffn(encoded, out), TimestepProjections(
-            self_projections, cross_projections
-        )
-
-    def write_memory(self, memory, projections):
+    def write_projections(self, memory, projections):
+        self_retention, cross_retention = self.self_retention, self.cross_retention
         return replace(
             memory,
-            decoder_self=self.self_retention.write_memory(memory.decoder_self, projections.self_projections),
-            decoder_cross=self.cross_retention.write_memory(
+            decoder_self=self_retention.write_projections(memory.decoder_self, projections.self_projections),
+            decoder_cross=cross_retention.write_projections(
                 memory.decoder_cross, projections.cross_projections
             ),
         )
 
-    def token(self, x, encoded, time_encoding, memory):
-        out, self_memory = self.self_retention.token(
-            x + time_encoding, x + time_encoding, memory.decoder_self
+    def next_agent(self, x, encoded, time_encoding, memory, cross_queries, cache, agent):
+        """Return `timestep` for the next agent alone; `cache` has the keys and values of those before."""
+        out, self_cache = self.self_retention.next_agent(
+            x + time_encoding, memory.decoder_self, cache.self_cache, agent
         )
+        r = self._project_add_norm(x, out)
+        out, cross_cache = self.cross_retention.next_agent(
+            r + time_encoding, cross_queries, cache.cross_cache, agent
+        )
+        cache = BlockCache(self_cache=self_cache, cross_cache=cross_cache)
+        return self._project_add_norm_ffn(encoded, out), cache
+
+    def write_cache(self, memory, cache):
+        return replace(
+            memory,
+            decoder_self=self.self_retention.write_cache(memory.decoder_self, cache.self_cache),
+            decoder_cross=self.cross_retention.write_cache(memory.decoder_cross, cache.cross_cache),
+        )
+
+    def token(self, x, encoded, time_encoding, memory):
+        """Decode the next agent of a timestep: (out, the memories that now hold it)."""
+        out, self_memory = self.self_retention.token(x + time_encoding, memory.decoder_self)
         r = self._project_add_norm(x, out)
         out, cross_memory = self.cross_retention.token(
             encoded + time_encoding, r + time_encoding, memory.decoder_cross
@@ -182,8 +196,8 @@ class Sable(nn.Module):
     """Encoder and decoder over a team's tokens. Agents come in whatever order the caller chose; `ids` says
     which they are.
 
-    `evaluate_actions` scores actions already taken, over whole sequences; `encode`, `initial_decoder_state`
-    and `decode_agent` act, one timestep at a time.
+    `evaluate_actions` scores actions already taken, over whole sequences; `encode`, `decay_memory` and
+    `decode_agent` act, one timestep at a time. `systems.sable` has all ways of decoding.
     """
 
     config: SableConfig
@@ -214,7 +228,7 @@ class Sable(nn.Module):
         first: Bool[Array, "T B"],
     ) -> tuple[Distribution, Float[Array, "T B N"]]:
         """Return each agent's distribution given the actions of those before it, and each agent's value."""
-        # Inside, environment by environment: see MultiScaleRetention.
+        # Inside, environment by environment: see `nets.retention`.
         normalised_view, action_mask, step_count, action = (
             x.swapaxes(0, 1) for x in (normalised_view, action_mask, step_count, action)
         )
@@ -260,8 +274,9 @@ class Sable(nn.Module):
         )
         return x, self.value_head(x)[..., 0], memory
 
-    def initial_decoder_state(self, memory: Memory, num_envs: int) -> Memory:
-        """Return the memory with its decoder parts decayed, as the first agent of a timestep finds them."""
+    def decay_memory(self, memory: Memory, num_envs: int) -> Memory:
+        """Return the memory with its decoder parts decayed, as the first agent of a timestep finds them;
+        zeros where nothing is remembered."""
         if not memory:
             return _zero_memory(self.config, num_envs)
         return tuple(
@@ -319,25 +334,29 @@ class Sable(nn.Module):
         previous: Array,  # the squashed action of the agent before, or `start_token`
         memory: Memory,  # not decayed yet
         cross_queries: tuple[CrossQueries, ...],
-        cache: tuple[TimestepProjections, ...],  # by the agents before it
+        cache: tuple[BlockCache, ...],  # of the agents before it
         agent: Int[Array, ""],
-    ) -> tuple[Distribution, tuple[TimestepProjections, ...]]:
+    ) -> tuple[Distribution, tuple[BlockCache, ...]]:
         """Return `decode_agent` for the next agent of a timestep, by kernels and with a key/value cache,
         which is not written to the memory yet."""
-        x, projections = self.embed_action(previous), []
+        x, new = self.embed_action(previous), []
         block_memories = memory or _zero_memory(self.config, x.shape[0])
         for block, block_memory, queries, block_cache in zip(
             self.decoder, block_memories, cross_queries, cache, strict=True
         ):
-            x, block_projections = block.next_agent(
+            x, block_cache = block.next_agent(
                 x, encoded, time_encoding, block_memory, queries, block_cache, agent
             )
-            projections.append(block_projections)
-        return self.policy_head(x, action_mask), tuple(projections)
+            new.append(block_cache)
+        return self.policy_head(x, action_mask), tuple(new)
 
-    def write_memory(self, memory: Memory, projections: tuple[TimestepProjections, ...]) -> Memory:
-        """Return the memory with a timestep's projections written into its decoder parts."""
-        return tuple(map(DecoderBlock.write_memory, self.decoder, memory, projections)) if memory else ()
+    def write_projections(self, memory: Memory, projections: tuple[TimestepProjections, ...]) -> Memory:
+        """Return the memory with the projections of `decode_all_agents` written into its decoder parts."""
+        return tuple(map(DecoderBlock.write_projections, self.decoder, memory, projections)) if memory else ()
+
+    def write_cache(self, memory: Memory, cache: tuple[BlockCache, ...]) -> Memory:
+        """Return the memory with a timestep's keys and values written into its decoder parts."""
+        return tuple(map(DecoderBlock.write_cache, self.decoder, memory, cache)) if memory else ()
 
     def embed_token(self, token: Array) -> Float[Array, "*b E"]:
         """Return the embedding of a token."""
@@ -424,8 +443,6 @@ def _ffn_weights(block: EncoderBlock | DecoderBlock, retention: str) -> tuple[Ar
     )
 
 
-def _retention(
-    config: SableConfig, *, causal: bool, cross: bool = False, agent_chunk: int | None = None
-) -> MultiScaleRetention:
-    sizes = config.embed_dim, config.num_heads, config.decay_scaling
-    return MultiScaleRetention(*sizes, causal, cross, config.chunk_size or None, agent_chunk)
+def _sizes(config: SableConfig) -> tuple[int, int, float]:
+    """Return the sizes that all retention layers share: width, heads, and how decays are scaled."""
+    return config.embed_dim, config.num_heads, config.decay_scaling

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import flax.linen as nn
 import numpy as np
 
-from sable.nets.retention import MultiScaleRetention
+from sable.nets.retention import CrossRetention, SelfRetention
+from sable.ops import retention
 
 KINDS = {"retention": "encoder", "self_retention": "decoder, self", "cross_retention": "decoder, cross"}
 FORGOTTEN = 1e-9
@@ -59,10 +60,11 @@ class Capture:
     ) -> tp.Any:
         result = call(*args, **kwargs)
         module = context.module
-        if isinstance(module, MultiScaleRetention):
+        if isinstance(module, SelfRetention | CrossRetention):
             path = "/".join(module.path)
             if context.method_name == "_split":
-                self.outputs[path] = (module.causal, module._kappa(), *result[:3])
+                kappa = retention.kappas(module.num_heads, module.decay_scaling)
+                self.outputs[path] = (module.causal, kappa, *result[:3])
             elif context.method_name == "_norm_and_gate":
                 self.outputs[path] += (args[0],)
         return result
