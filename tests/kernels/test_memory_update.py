@@ -1,5 +1,7 @@
 """The GPU kernels that ask and write memories: what they say and leave is what the definition does."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,10 +25,25 @@ def make(num_envs, num_agents, num_heads, head, parts, key=0):
     return memory, jax.random.normal(keys[1], (num_envs, num_agents, parts * width))
 
 
+@pytest.fixture
+def by_kernel(monkeypatch):
+    """Let memories go through the kernels, interpreted without a GPU; returns `jax.jit` that sees to it."""
+    monkeypatch.setattr(retention_kernel, "use_kernel", retention_kernel.supported)
+
+    def jit(function, name):
+        def checked(*args):
+            assert name in str(jax.make_jaxpr(function)(*args))
+            return jax.jit(function)(*args)
+
+        return checked
+
+    return jit
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("scaling", [0.8, 0.0])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_a_memory_says_what_the_definition_recalls(heads, scaling):
+def test_a_memory_says_what_the_definition_recalls(by_kernel, heads, scaling):
     (num_heads, head), kappa = heads, retention.kappas(heads[0], scaling)
     seeds = jax.tree.map(lambda *x: jnp.stack(x), *(make(3, 5, *heads, 1, key) for key in range(2)))
 
@@ -35,14 +52,16 @@ def test_a_memory_says_what_the_definition_recalls(heads, scaling):
         query = query.reshape(3, 5, num_heads, head)
         return jnp.einsum("bnhi,bhij->bnhj", query, opened, precision="highest").reshape(3, 5, -1)
 
-    found = jax.jit(jax.vmap(lambda *given: kernel.read_memory(*given, kappa)))(*seeds)
+    found = by_kernel(jax.vmap(lambda *given: kernel.read_memory(*given, kappa)), "name=read_memory")(*seeds)
+    plain = jax.jit(jax.vmap(lambda *given: retention.read_memory(*given, kappa)))(*seeds)
+    np.testing.assert_allclose(plain, jax.jit(jax.vmap(definition))(*seeds), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found, jax.jit(jax.vmap(definition))(*seeds), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize(("parts", "start", "scaling"), [(4, 1, 0.8), (4, 1, 0.0), (3, 0, 0.8), (2, 0, 0.8)])
-def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start, scaling):
+def test_what_agents_tell_is_added_to_the_decayed_memory(by_kernel, heads, parts, start, scaling):
     """Of all four projections, of those without queries, or of keys and values alone; seeds side by side."""
     (num_heads, head), kappa = heads, retention.kappas(heads[0], scaling)
     width = num_heads * head
@@ -55,11 +74,21 @@ def test_what_agents_tell_is_added_to_the_decayed_memory(heads, parts, start, sc
         opened = retention.decay_memory(memory, kappa, jnp.zeros(3, bool))
         return retention.add_key_values(opened, k, v)
 
-    def by_kernel(memory, told):
-        return kernel.write_memory(memory, told, kappa, (start * width, (start + 1) * width))
+    def write(form, memory, told):
+        return form(memory, told, kappa, (start * width, (start + 1) * width))
 
-    found, truth = (jax.jit(jax.vmap(form))(*seeds) for form in (by_kernel, definition))
+    found = by_kernel(jax.vmap(partial(write, kernel.write_memory)), "name=write_memory")(*seeds)
+    plain = jax.jit(jax.vmap(partial(write, retention.write_memory)))(*seeds)
+    truth = jax.jit(jax.vmap(definition))(*seeds)
     np.testing.assert_allclose(found, truth, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(plain, truth, rtol=1e-6, atol=1e-6)
+
+
+def test_without_a_gpu_memories_go_through_no_kernel():
+    (memory, told), kappa = make(3, 5, 2, 16, 2), retention.kappas(2, 0.8)
+    written = jax.make_jaxpr(lambda *given: kernel.write_memory(*given, kappa, (0, 32)))(memory, told)
+    read = jax.make_jaxpr(lambda *given: kernel.read_memory(*given, kappa))(memory, told[..., :32])
+    assert jax.default_backend() == "gpu" or "pallas" not in str(written) + str(read)
 
 
 @pytest.mark.gpu

@@ -197,9 +197,10 @@ def test_seeds_side_by_side_decide_as_each_alone():
             np.testing.assert_allclose(a, b[k], atol=1e-5 * np.abs(a).max())
 
 
-def test_fused_decoding_can_be_built_for_a_gpu(triton_modules):
+def test_fused_decoding_can_be_built_for_a_gpu(monkeypatch, triton_modules):
     """As far as a machine without one can tell: Triton takes every operation of it."""
     net, params, inputs, past = make(5, discrete=True, memory=True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     memories = [tuple(getattr(m, name) for m in past) for name in ("decoder_self", "decoder_cross")]
     where = inputs.encoded, inputs.time_encoding[:, 0], inputs.action_mask, inputs.noise
     given = decoder_weights(net, params), *where, *memories

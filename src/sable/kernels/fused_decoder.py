@@ -111,10 +111,9 @@ def decode(
     noise: Array,  # [B, N, A]
     self_memory: tuple[Array, ...],  # [B, H, d, d] by block, as the first agent finds it
     cross_memory: tuple[Array, ...],
-    *,
-    interpret: bool = False,
 ) -> DecoderOutputs:
-    """Decide for every agent of a timestep, in the order given."""
+    """Decide for every agent of a timestep, in the order given; interpreted without a GPU."""
+    interpret = jax.default_backend() != "gpu"
     num_envs, num_agents, width = encoded.shape
     _, num_heads, head_dim, _ = self_memory[0].shape
 

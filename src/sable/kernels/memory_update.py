@@ -5,7 +5,8 @@ memories once more where a few episodes opened. Here a program takes one environ
 its agents, or adds what they tell, where the matrix product left it; and where no episode opened it does
 nothing.
 
-The layers of `nets.retention`, `ops.retention.add_key_values` and `ops.trees.reset_memory` are the truth.
+`ops.retention.read_memory`, `ops.retention.write_memory` and `ops.trees.reset_memory` are the truth, and what
+is done where the kernels cannot.
 """
 
 import jax
@@ -16,19 +17,23 @@ from jax.experimental.pallas import triton
 from jaxtyping import PyTree
 
 from sable.kernels import retention
+from sable.ops import retention as ops_retention
 from sable.ops import sharding
 from sable.ops import trees as tree
 from sable.ops.retention import MAX_UNROLLED_AGENTS
 
 
-def use_kernel(head_dim: int, num_agents: int) -> bool:
-    """Return whether memories of such heads are read and written by the kernels: on a GPU, if both can."""
-    return retention.use_kernel(head_dim) and num_agents <= MAX_UNROLLED_AGENTS
+def _use_kernel(memory: Array, agents: Array) -> bool:
+    """Return whether memories of such heads are read and written by the kernels: on a GPU, if both can, for
+    few agents."""
+    return retention.use_kernel(memory.shape[-1]) and agents.shape[1] <= MAX_UNROLLED_AGENTS
 
 
 def read_memory(memory: Array, query: Array, kappa: Array) -> Array:
     """Return what a timestep's queries [B, N, E] read from the memory [B, H, d, d] that the last timestep
     left."""
+    if not _use_kernel(memory, query):
+        return ops_retention.read_memory(memory, query, kappa)
 
     def kernel(memory, query, kappa, readout):
         head_index = pl.program_id(1)
@@ -44,6 +49,8 @@ def read_memory(memory: Array, query: Array, kappa: Array) -> Array:
 def write_memory(memory: Array, projections: Array, kappa: Array, columns: tuple[int, int]) -> Array:
     """Return the memory [B, H, d, d] that a timestep leaves, from that of the timestep before and its agents'
     projections [B, N, _], where keys and values begin at `columns`."""
+    if not _use_kernel(memory, projections):
+        return ops_retention.write_memory(memory, projections, kappa, columns)
 
     def kernel(memory, projections, kappa, new_memory):
         rows = _Agents(projections, memory.shape[0])

@@ -108,14 +108,15 @@ class SelfRetention(nn.Module):
         self, memory: Float[Array, "B H d d"], projections: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
         """Return the memory that a timestep leaves, from that of the timestep before and `all_agents`."""
-        return _write_memory(self, memory, projections, keys=self.width, values=2 * self.width)
+        columns = self.width, 2 * self.width
+        return memory_update.write_memory(memory, projections, _kappa(self), columns)
 
     def write_cache(
         self, memory: Float[Array, "B H d d"], cache: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
         """Return the memory that a timestep leaves, from that of the timestep before and its agents' keys and
         values."""
-        return _write_memory(self, memory, cache, keys=0, values=self.width)
+        return memory_update.write_memory(memory, cache, _kappa(self), (0, self.width))
 
     def decay_memory(self, memory: Float[Array, "B H d d"]) -> Float[Array, "B H d d"]:
         """Return the memory as the first agent of a new timestep finds it."""
@@ -164,11 +165,7 @@ class CrossRetention(nn.Module):
         """Return a timestep's queries and what they read from the memory that the last timestep left, the
         same however often a team decides anew."""
         query = self.query(query)
-        if memory_update.use_kernel(self.width // self.num_heads, query.shape[1]):
-            return CrossQueries(query=query, readout=memory_update.read_memory(memory, query, _kappa(self)))
-        readout = jnp.einsum("bnhi,bhij->bnhj", _heads(self, query), memory)
-        readout = (readout * _kappa(self).reshape(1, 1, -1, 1)).reshape(query.shape)
-        return CrossQueries(query=query, readout=readout)
+        return CrossQueries(query=query, readout=memory_update.read_memory(memory, query, _kappa(self)))
 
     def all_agents(
         self, key: Float[Array, "B N E"], queries: CrossQueries
@@ -208,14 +205,14 @@ class CrossRetention(nn.Module):
         self, memory: Float[Array, "B H d d"], projections: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
         """Return the memory that a timestep leaves, from that of the timestep before and `all_agents`."""
-        return _write_memory(self, memory, projections, keys=0, values=self.width)
+        return memory_update.write_memory(memory, projections, _kappa(self), (0, self.width))
 
     def write_cache(
         self, memory: Float[Array, "B H d d"], cache: Float[Array, "B N _"]
     ) -> Float[Array, "B H d d"]:
         """Return the memory that a timestep leaves, from that of the timestep before and its agents' keys and
         values."""
-        return _write_memory(self, memory, cache, keys=0, values=self.width)
+        return memory_update.write_memory(memory, cache, _kappa(self), (0, self.width))
 
     def decay_memory(self, memory: Float[Array, "B H d d"]) -> Float[Array, "B H d d"]:
         """Return the memory as the first agent of a new timestep finds it."""
@@ -293,14 +290,6 @@ def _timestep_kernel(layer: Layer, form, sources: Sources, past):
 def _next_agent(layer: Layer, key, past, cache, agent):
     norm_and_decay = layer.scale, layer.bias, _kappa(layer)
     return cached_decoder.next_agent(agent[None], layer.projections(key), past, cache, *norm_and_decay)
-
-
-def _write_memory(layer: Layer, memory, source, *, keys: int, values: int):
-    """Return the memory with a timestep's keys and values, which begin at these columns of `source`."""
-    if memory_update.use_kernel(layer.width // layer.num_heads, source.shape[1]):
-        return memory_update.write_memory(memory, source, _kappa(layer), (keys, values))
-    k, v = (_heads(layer, source[..., start : start + layer.width]) for start in (keys, values))
-    return retention.add_key_values(_decay_memory(layer, memory), k, v)
 
 
 def _decay_memory(layer: Layer, memory):

@@ -62,6 +62,24 @@ def add_key_values(memory: Memory, k: Float[Array, "B N H d"], v: Float[Array, "
     return memory
 
 
+def read_memory(memory: Memory, query: Float[Array, "B N E"], kappa: Decay) -> Float[Array, "B N E"]:
+    """Return what a timestep's queries, heads side by side, read from the memory that the last timestep
+    left: q P[t]."""
+    readout = jnp.einsum("bnhi,bhij->bnhj", query.reshape(*query.shape[:-1], kappa.shape[0], -1), memory)
+    return (readout * kappa.reshape(1, 1, -1, 1)).reshape(query.shape)
+
+
+def write_memory(
+    memory: Memory, projections: Float[Array, "B N _"], kappa: Decay, columns: tuple[int, int]
+) -> Memory:
+    """Return M[t], the memory that a timestep leaves, from that of the timestep before and its agents'
+    projections, heads side by side, where keys and values begin at `columns`."""
+    _, num_heads, head_dim, _ = memory.shape
+    k, v = (projections[..., start : start + num_heads * head_dim] for start in columns)
+    k, v = (x.reshape(*x.shape[:-1], num_heads, -1) for x in (k, v))
+    return add_key_values(decay_memory(memory, kappa, jnp.zeros(memory.shape[:1], bool)), k, v)
+
+
 def step(
     q: Float[Array, "B N H d"],
     k: Float[Array, "B N H d"],

@@ -183,7 +183,6 @@ def decode_fused(
         inputs.noise,
         tuple(block.decoder_self for block in decayed_memory),
         tuple(block.decoder_cross for block in decayed_memory),
-        interpret=jax.default_backend() != "gpu",
     )
     new_memory = tuple(
         replace(block, decoder_self=own, decoder_cross=cross)
