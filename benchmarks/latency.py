@@ -29,9 +29,9 @@ def measure(name: str, num_agents: int) -> tuple[float, float, float]:
     former."""
     task = f"null/{num_agents}ag"
     spec = envs.make(task).spec
-    run, config = settings.resolve({"task": task, "system": name}, {})
-    system = systems.make(name, spec, config)
-    team = Policy(run, config, spec, system.init(jax.random.key(0), system.hyper).params)
+    config = settings.resolve({"task": task, "system": name}, {})
+    system = systems.make(name, spec, config.system)
+    team = Policy(config, spec, system.init(jax.random.key(0), system.hyper).params)
     views = np.random.default_rng(0).normal(size=(1, spec.num_agents, spec.view_size)).astype(np.float32)
     legal, first = np.ones((1, spec.num_agents, spec.num_actions), bool), np.zeros(1, bool)
     given, memory = jax.device_put((views, legal, first)), team.initial_memory(1)

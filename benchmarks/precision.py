@@ -24,29 +24,29 @@ from sable.training.rollout import collect
 
 def log_ratios(task: str, updates: int, **fields) -> dict[str, np.ndarray]:
     """Return each way of learning's log ratios, of all actions of one rollout."""
-    run, config = sable.configure(task, num_seeds=1, compute_dtype="bfloat16", **fields)
-    dry_run = DryRun(sable.make_env(task), run, config)
+    config = sable.configure(task, num_seeds=1, compute_dtype="bfloat16", **fields)
+    dry_run = DryRun(sable.make_env(task), config)
     state, update = dry_run.program.start(jnp.uint32(0)).run, jax.jit(dry_run.program.update)
     for _ in range(updates):
         state = update(state)
     learner, key = state.learner, jax.random.key(1)
     play = jax.jit(
-        lambda now: collect(dry_run.env, dry_run.system, learner, now, key, config.rollout_length, 0)
+        lambda now: collect(dry_run.env, dry_run.system, learner, now, key, config.system.rollout_length, 0)
     )
     _, rollout, _ = play(state.rollout_state)
 
-    def log_prob(config):
-        policy = sable_system.make_policy(dry_run.env.spec, config)
+    def log_prob(system):
+        policy = sable_system.make_policy(dry_run.env.spec, system)
         given = policy.prepare(rollout.steps), rollout.start_memory, learner.order, key
         return np.asarray(
             jax.jit(lambda params: policy.evaluate_actions(params, *given).log_prob)(learner.params)
         )
 
-    acted, half = np.asarray(rollout.steps.extras.log_prob), log_prob(config)
+    acted, half = np.asarray(rollout.steps.extras.log_prob), log_prob(config.system)
     return {
-        "float32": log_prob(replace(config, compute_dtype="float32")) - acted,
+        "float32": log_prob(replace(config.system, compute_dtype="float32")) - acted,
         "bfloat16": half - acted,
-        "other form": log_prob(replace(config, chunk_size=1)) - half,
+        "other form": log_prob(replace(config.system, chunk_size=1)) - half,
     }
 
 

@@ -79,7 +79,7 @@ def main() -> None:
 
     import sable
     from sable import systems
-    from sable.config.schema import RunConfig, SableConfig
+    from sable.config.schema import Config, RunConfig, SableConfig
     from sable.envs.python.vector_env import PythonVectorEnv
     from sable.training import host_rollout as hosted
     from sable.training.compile import Compiler
@@ -101,11 +101,11 @@ def main() -> None:
             PythonVectorEnv, sable.make_env(f"pettingzoo:{place}", **options, workers=given.workers)
         )
         run = RunConfig(task=env.task, evaluation_episodes=2)
-        config = SableConfig(num_envs=given.num_envs, rollout_length=32)
-        system = systems.make("sable", env.spec, config)
-        program = make_program(env.stub_env, system, run, config)
+        config = Config(run, SableConfig(num_envs=given.num_envs, rollout_length=32))
+        system = systems.make("sable", env.spec, config.system)
+        program = make_program(env.stub_env, system, config)
         state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
-        stages = hosted.make_stages(env, system, program, run, config, Compiler(run), state)
+        stages = hosted.make_stages(env, system, program, config, Compiler(run), state)
         random, shape = np.random.default_rng(0), (given.num_envs, env.spec.num_agents)
         env.reset("benchmark", np.arange(given.num_envs))
         run_state = stages.run_updates(state.run, 1)
@@ -116,12 +116,12 @@ def main() -> None:
 
         def roll() -> int:
             stages.run_updates.collect(run_state)  # noqa: B023
-            return given.num_envs * config.rollout_length  # noqa: B023
+            return given.num_envs * config.system.rollout_length  # noqa: B023
 
         def update() -> int:
             nonlocal run_state
             run_state = jax.block_until_ready(stages.run_updates(run_state, 1))  # noqa: B023
-            return given.num_envs * config.rollout_length  # noqa: B023
+            return given.num_envs * config.system.rollout_length  # noqa: B023
 
         rates = [[], [], [], []]
         for _ in range(given.repeats):

@@ -30,7 +30,7 @@ import numpy as np
 from sable import envs
 from sable.cli.flags import Help, Parser, add_flags, config_bases, normalise_argv, parse
 from sable.config.checks import build, check_together
-from sable.config.schema import PPOConfig, RunConfig, SystemConfig, field_names, system_config
+from sable.config.schema import Config, PPOConfig, RunConfig, field_names, system_config
 from sable.envs import tasks, wrappers
 from sable.envs.base import Env
 from sable.errors import SableError
@@ -51,8 +51,7 @@ GROWTH = [f"null/{number}ag" for number in (32, 128, 512, 1024, 4096)]
 class Job(tp.NamedTuple):
     """One measurement."""
 
-    run: RunConfig
-    config: SystemConfig
+    config: Config
     repeats: int
     brief: bool
     kernels: int
@@ -60,10 +59,10 @@ class Job(tp.NamedTuple):
 
 def measure(job: Job) -> dict[str, tp.Any]:
     """The figures of one system on one task."""
-    run, config, repeats, brief, kernels = job
+    config, repeats, brief, kernels = job
     try:
-        env = envs.make(run.task, **dict(option.split("=", 1) for option in run.env_options))
-        dry_run = DryRun(env, run, config)
+        env = envs.make(config.run.task, **dict(option.split("=", 1) for option in config.run.env_options))
+        dry_run = DryRun(env, config)
         state = dry_run.start()
         unit = dry_run.unit
     finally:
@@ -85,15 +84,16 @@ def measure(job: Job) -> dict[str, tp.Any]:
             parts["evaluation"], state = time_calls(lambda state: assess(state)[0], state, repeats)
             parts |= parts_of_update(dry_run, state.run, repeats)
     analysis = unit.memory_analysis()
+    steps = len(config.run.seeds) * config.system.num_envs * config.system.rollout_length
     return {
-        "task": run.task,
-        "system": run.system,
+        "task": config.run.task,
+        "system": config.run.system,
         "agents": env.spec.num_agents,
-        "seeds": len(run.seeds),
-        "num_envs": config.num_envs,
-        "rollout_length": config.rollout_length,
+        "seeds": len(config.run.seeds),
+        "num_envs": config.system.num_envs,
+        "rollout_length": config.system.rollout_length,
         "parameters": memory.num_parameters(state),
-        "steps_per_second": len(run.seeds) * config.num_envs * config.rollout_length / update.seconds,
+        "steps_per_second": steps / update.seconds,
         **{f"{part}_{unit}": value for part, row in parts.items() for unit, value in row._asdict().items()},
         "compile_seconds": dry_run.compile_seconds["shapes"] + dry_run.compile_seconds["unit"],
         "temporary_bytes": analysis.temp_size_in_bytes,
@@ -130,8 +130,8 @@ def profiled(step: tp.Callable, state: tp.Any, most: int) -> tuple[tp.Any, dict[
 
 def parts_of_update(dry_run: DryRun, state: RunState, repeats: int) -> dict[str, Timing]:
     """The parts of one update, each compiled and run alone."""
-    env, system, run, config = dry_run.env, dry_run.system, dry_run.run, dry_run.config
-    sizes = {"length": config.rollout_length, "reset_pool_size": run.reset_pool_size}
+    env, system, config = dry_run.env, dry_run.system, dry_run.config
+    sizes = {"length": config.system.rollout_length, "reset_pool_size": config.run.reset_pool_size}
 
     def part(function: tp.Callable, *args: tp.Any) -> tuple[Timing, tp.Any]:
         compiled = dry_run.compiler(jax.vmap(function), *args)
@@ -197,7 +197,11 @@ def figures(job: Job, future: Future) -> dict[str, tp.Any]:
         return future.result()
     except Exception as error:  # out of memory, most likely: the others go on
         why = " ".join(str(error).split())[:200]
-        return {"task": job.run.task, "system": job.run.system, "error": f"{type(error).__name__}: {why}"}
+        return {
+            "task": job.config.run.task,
+            "system": job.config.run.system,
+            "error": f"{type(error).__name__}: {why}",
+        }
 
 
 def table(rows: list[dict[str, tp.Any]]) -> str:
@@ -281,8 +285,8 @@ def make_job(task: str, system: str, num_seeds: int, how: dict[str, tp.Any], giv
     run = {name: value for name, value in given.items() if name in field_names(RunConfig)}
     run |= {"task": task, "system": system, "seeds": tuple(range(num_seeds))}
     tasks.with_options(tasks.parse(task), dict(option.split("=", 1) for option in run.get("env_options", ())))
-    job = Job(build(RunConfig, run), build(cls, fields), **how)
-    check_together(job.config)
+    job = Job(Config(build(RunConfig, run), build(cls, fields)), **how)
+    check_together(job.config.system)
     return job
 
 

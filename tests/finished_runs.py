@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sable.config.schema import SYSTEM_CONFIGS, RunConfig
+from sable.config.schema import SYSTEM_CONFIGS, Config, RunConfig
 from sable.runs import directory as runs
 
 
@@ -36,7 +36,7 @@ def make_runs():
         )
         changed = "+".join(f"{key}={value}" for key, value in fields.items()) or "default"
         name = f"{changed}-{seeds}-{evaluations}"
-        directory = runs.create(out, run, config, name)
+        directory = runs.create(out, Config(run, config), name)
         rows = [
             {"seed": seed, "env_steps": 1000 * (k + 1), "wall_seconds": k + 0.5}
             | {"evaluation/return": 10 * k + seed / 10 + better}

@@ -158,7 +158,7 @@ def make_stages(program, compiled, mesh, places, state):
 
 
 def of_policy(policy, *_, **__) -> tp.Any:
-    about = policy.run, policy.config, policy.spec, policy.seed
+    about = policy.config, policy.spec, policy.seed
     return repr(about), number_of(policy.params)
 
 
@@ -263,7 +263,7 @@ def place(tmp_path_factory):
     trained = sable.train("probe/bandit", system="ippo", out=place, name="r", quiet=True, **SIZES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "commit_of", lambda source: "c" * 40)
-        patch.setattr(best, "evaluate_params", lambda *args, **named: {"return": numbers_of(args[4])})
+        patch.setattr(best, "evaluate_params", lambda *args, **named: {"return": numbers_of(args[3])})
         patch.setattr(show, "watch", lambda policy, *_, **__: [print(of_policy(policy))][:0])
         patch.setattr(loop, "make_stages", make_stages)
         patch.setattr(memory, "program_bytes", lambda unit: 0)

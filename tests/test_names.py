@@ -86,7 +86,7 @@ def test_a_run_in_folders_of_any_name_is_trained_reported_and_exported(tmp_path,
     run = "é/probe/bandit/ippo/a"
     assert main(["report", run, "-o", NAME]) == 0
     assert main(["export", run, "-o", f"{NAME}.team"]) == 0
-    assert sable.load(f"{NAME}.team").run.task == "probe/bandit"
+    assert sable.load(f"{NAME}.team").config.run.task == "probe/bandit"
     assert in_ascii(tmp_path, "report", run, "-o", "rapport-é").returncode == 0
     (tmp_path / "é").rename(tmp_path / NAME / "runs")
     for command in ("evaluate", "watch"):

@@ -150,16 +150,16 @@ def test_settings_are_read_under_the_names_of_now(old):
     assert len(paths) >= 6
     for path in paths:
         stored = json.loads(path.read_text())
-        run, config = runs.read_config(path.parent)
-        assert run.reset_pool_size == stored["run"]["pool_size"]
-        assert run.env_options == tuple(stored["run"]["options"])
-        if isinstance(config, SableConfig):
-            assert config.compute_dtype == stored["config"]["compute"]
+        config = runs.read_config(path.parent)
+        assert config.run.reset_pool_size == stored["run"]["pool_size"]
+        assert config.run.env_options == tuple(stored["run"]["options"])
+        if isinstance(config.system, SableConfig):
+            assert config.system.compute_dtype == stored["config"]["compute"]
             kind = SableConfig.__dataclass_fields__["decoding"].type
-            assert config.decoding in tp.get_args(kind)
+            assert config.system.decoding in tp.get_args(kind)
         plain_run, plain = runs.read_plain_config(path.parent)
-        assert plain_run == run and plain == {name: getattr(config, name) for name in plain}
-        assert list(plain) == field_names(type(config))
+        assert plain_run == config.run and plain == {name: getattr(config.system, name) for name in plain}
+        assert list(plain) == field_names(type(config.system))
 
 
 def test_a_value_of_before_is_read_by_its_new_name(old):
@@ -209,8 +209,7 @@ def test_a_run_of_before_is_evaluated_and_exported(old, system, tmp_path, capsys
         pytest.skip("none was kept")
     assert main(["evaluate", str(folder), "--episodes", "4"]) == 0
     assert main(["export", str(folder), "-o", str(tmp_path / "out")]) == 0
-    run, _ = runs.read_config(folder)
-    assert sable.load(tmp_path / "out").seed in run.seeds
+    assert sable.load(tmp_path / "out").seed in runs.read_config(folder).run.seeds
     capsys.readouterr()
 
 
@@ -316,5 +315,5 @@ def test_a_study_of_other_settings_is_refused(old, as_meant_then):
 
 def test_a_recipe_of_before_is_read(old):
     recipe = old / "tuning" / "probe" / "bandit" / "ippo" / "recipe.toml"
-    _, config = sable.configure("probe/bandit", system="ippo", recipe=recipe)
+    config = sable.configure("probe/bandit", system="ippo", recipe=recipe).system
     assert f"clip_eps = {config.clip_eps}" in recipe.read_text()  # pyright: ignore[reportAttributeAccessIssue]

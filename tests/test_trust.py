@@ -16,7 +16,7 @@ import sable
 from sable import systems, tensors
 from sable.cli.main import main
 from sable.config import resolve as settings
-from sable.config.schema import RunConfig
+from sable.config.schema import Config, RunConfig
 from sable.errors import SableError
 from sable.reports import ledger
 from sable.runs import directory as runs
@@ -86,19 +86,19 @@ def place(tmp_path_factory):
     (place / "evil_package" / "__init__.py").write_text(mark)
     (place / "evil_package" / "system.py").write_text(mark)
     (place / "beside" / "evil_on_path.py").write_text(mark)
-    run, config = sable.configure("probe/bandit", system="ippo", **TINY)
+    config = sable.configure("probe/bandit", system="ippo", **TINY)
     env = sable.make_env("probe/bandit")
-    system = systems.make("ippo", env.spec, config)
+    system = systems.make("ippo", env.spec, config.system)
     params = jax.jit(lambda key: system.init(key, system.hyper).params)(jax.random.key(0))
     team = place / "team"
     team.mkdir()
     tensors.write(team / policy.WEIGHTS, jax.device_get(checkpoint.named(params)))
     weights = checkpoint.sha256(team / policy.WEIGHTS)
     about = {"format": policy.FORMAT, "spec": dataclasses.asdict(env.spec), "seed": 0, "weights": weights}
-    (team / policy.ABOUT).write_text(json.dumps(about | {"settings": settings.to_dict(run, config)}))
-    directory = runs.create_pending(place, run, config, "run")
+    (team / policy.ABOUT).write_text(json.dumps(about | {"settings": settings.to_dict(config)}))
+    directory = runs.create_pending(place, config, "run")
     runs.begin(directory, env.spec)
-    finished(directory, run).rename(place / "run")
+    finished(directory, config.run).rename(place / "run")
     return place
 
 
@@ -196,14 +196,16 @@ def test_no_command_runs_code_that_a_file_names(armed, capsys, system, task):
             if system != "ippo" or call is not sable.load:
                 with pytest.raises(SableError):
                     call(folder)
-    assert sable.load(armed / "team").run.task == task if system == "ippo" else True  # which needs none
+    assert (
+        sable.load(armed / "team").config.run.task == task if system == "ippo" else True
+    )  # which needs none
     nothing_ran(armed)
 
 
 def write_ledger(folder, system, task):
     row = dict(ledger.read(Path(runs.__file__).parents[3] / "results")[0])
-    run, config = sable.configure("probe/bandit", system="ippo", **TINY)
-    row |= {"row": ROW, "settings": rename(settings.to_dict(run, config), system, task)}
+    config = sable.configure("probe/bandit", system="ippo", **TINY)
+    row |= {"row": ROW, "settings": rename(settings.to_dict(config), system, task)}
     folder.mkdir(exist_ok=True)
     ledger.write(folder, [row])
 
@@ -220,8 +222,8 @@ def test_reports_listings_and_publishing_read_such_files_and_run_nothing(armed, 
     folders = []
     for k, (system, task) in enumerate(SOME):
         run = RunConfig(task="probe/bandit", system="ippo", total_steps=16, seeds=(0, 1))
-        config = sable.configure("probe/bandit", system="ippo", memory=True, **TINY)[1]
-        folders.append(str(finished(runs.create(armed / "all", run, config, f"run-{k}"), run)))
+        config = sable.configure("probe/bandit", system="ippo", memory=True, **TINY).system
+        folders.append(str(finished(runs.create(armed / "all", Config(run, config), f"run-{k}"), run)))
         config_of(Path(folders[-1]), system, task)
     write_ledger(armed / "results", "evil_system", "os:system")
     assert main(["report", "all", "-o", "page"]) == 0
@@ -351,8 +353,8 @@ def test_a_process_of_ours_leaves_the_current_folder_alone(tmp_path, monkeypatch
 def test_a_resume_command_says_trust_where_it_is_needed(tmp_path):
     for system, task, more in (("ippo", "probe/bandit", ""), ("mine", "probe/bandit", " --trust"),
                                ("ippo", "meet:Meet", " --trust")):  # fmt: skip
-        run, config = sable.configure("probe/bandit", system="ippo", **TINY)
-        directory = runs.create_pending(tmp_path, run, config)
+        config = sable.configure("probe/bandit", system="ippo", **TINY)
+        directory = runs.create_pending(tmp_path, config)
         config_of(directory, system, task)
         assert runs.how_to_resume(directory) == f"--resume {directory}{more}"
         with pytest.raises(SableError, match=f"go on with --resume {directory}{more}$"):

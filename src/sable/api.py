@@ -14,7 +14,7 @@ from sable.runs import open_run as running
 from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
-    from sable.config.schema import RunConfig, SystemConfig
+    from sable.config.schema import Config
     from sable.envs import Task
     from sable.envs.base import Env
     from sable.envs.checker.findings import Finding
@@ -98,31 +98,30 @@ def train(
         env = task if env is None else env
         code_trust = running.caller_trust(env, system, trust)
         directory = runs.find(resume)
-        run, config = runs.read_config(directory, code_trust)
+        config = runs.read_config(directory, code_trust)
         runs.refuse_batch(directory)
         runs.refuse_older_meaning(directory)
-        run = settings.replace_fields(run, config, fields, {})[0] if fields else run
+        config = settings.replace_fields(config, fields, {}) if fields else config
         claim_directory = partial(runs.claim, directory)
-        return running.run_training(run, config, env, claim_directory, resume=True, trust=code_trust, **how)
+        return running.run_training(config, env, claim_directory, resume=True, trust=code_trust, **how)
     if strict and not requeue:
         raise SableError("strict=True is for a run to go on with: give it with resume")
     if trust or env is not None:
         raise SableError("env and trust go with resume: a new run's task and system are named already")
     system = system or "sable"
-    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    how["trust"] = Trust(env=run.task, system=run.system)
-    if requeue and (earlier := _find_run(Path(out), run, config, name)) is not None:
+    config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    how["trust"] = Trust(env=config.run.task, system=config.run.system)
+    if requeue and (earlier := _find_run(Path(out), config, name)) is not None:
         from sable.training.loop import Result
 
         if earlier.finished:
             return Result(earlier.directory, runs.read_summary(earlier.directory))
-        return running.run_training(
-            run, config, task, partial(runs.claim, earlier.directory), resume=True, **how
-        )
-    if processes.detect_processes(run).count == 1:  # else the first will find out, and tell the others
-        runs.place(Path(out), run, name)  # a folder that cannot be used is found out before jax is imported
-    claim_directory = partial(runs.claim_new, Path(out), run, config, name)
-    return running.run_training(run, config, task, claim_directory, resume=False, **how)
+        return running.run_training(config, task, partial(runs.claim, earlier.directory), resume=True, **how)
+    # A folder that cannot be used is found out before jax is imported; of several processes the first does.
+    if processes.detect_processes(config.run).count == 1:
+        runs.place(Path(out), config.run, name)
+    claim_directory = partial(runs.claim_new, Path(out), config, name)
+    return running.run_training(config, task, claim_directory, resume=False, **how)
 
 
 def configure(
@@ -133,7 +132,7 @@ def configure(
     num_seeds: int | None = None,
     recipe: str | Path | None = None,
     **fields: tp.Any,
-) -> "tuple[RunConfig, SystemConfig]":
+) -> "Config":
     """Return the checked configuration that `train` would use for the same arguments."""
     from sable.config import resolve as settings
     from sable.config.schema import RunConfig, check_actions
@@ -154,11 +153,11 @@ def configure(
         known = None  # its sizes are known once it is made
     else:
         known = tasks.parse(name) if task is None or isinstance(task, str) else None
-    run, config = settings.resolve(run_fields, system_fields, trust)
+    config = settings.resolve(run_fields, system_fields, trust)
     if known is not None:
-        tasks.with_options(known, running.env_arguments(run))
+        tasks.with_options(known, running.env_arguments(config.run))
         check_actions(system, discrete=known.num_actions > 0, task=known.id)
-    return run, config
+    return config
 
 
 def plan(
@@ -182,16 +181,19 @@ def plan(
     """
     from sable.envs.custom import is_custom, parse
 
-    run, config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
-    if is_custom(run.task) and parse(run.task).is_python:
+    config = configure(task, system=system, seeds=seeds, num_seeds=num_seeds, recipe=recipe, **fields)
+    if is_custom(config.run.task) and parse(config.run.task).is_python:
         raise SableError(
-            f"{run.task} is stepped in processes of its own, which sable plan cannot foresee: sable check "
-            "tells its pace, and sable train, before it starts, its memory"
+            f"{config.run.task} is stepped in processes of its own, which sable plan cannot foresee: sable "
+            "check tells its pace, and sable train, before it starts, its memory"
         )
-    env = running.make_run_env(run, Trust(env=run.task)) if task is None or isinstance(task, str) else task
+    if task is None or isinstance(task, str):
+        env = running.make_run_env(config.run, Trust(env=config.run.task))
+    else:
+        env = task
     from sable.runs.plan import make_plan, no_progress
 
-    return make_plan(env, run, config, measure=measure, progress=progress or no_progress)
+    return make_plan(env, config, measure=measure, progress=progress or no_progress)
 
 
 def evaluate(
@@ -215,13 +217,13 @@ def evaluate(
     check_count("seed", 0 if seed is None else seed, most=2**32 - 1)
     directory = runs.find(run)
     code_trust = running.caller_trust(env, system, trust)
-    run_config, config = runs.read_config(directory, code_trust)
-    with running.open_run_env(run_config, env, code_trust) as env:
+    config = runs.read_config(directory, code_trust)
+    with running.open_run_env(config.run, env, code_trust) as env:
         from sable import systems
         from sable.training import best
 
-        learner = systems.make(run_config.system, env.spec, config)
-        return best.evaluate_best(env, learner, run_config, config, directory, episodes=episodes, seed=seed)
+        learner = systems.make(config.run.system, env.spec, config.system)
+        return best.evaluate_best(env, learner, config, directory, episodes=episodes, seed=seed)
 
 
 def benchmark(
@@ -265,10 +267,10 @@ def grid(
     num_seeds, cells = 10 if seeds is None and num_seeds is None else num_seeds, {}
     for task, variant in studies.pairs(tasks, systems):
         cell_fields = {**fields, **variant.fields, **({"label": variant.label} if variant.label else {})}
-        run, config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **cell_fields)
+        config = configure(task, system=variant.system, seeds=seeds, num_seeds=num_seeds, **cell_fields)
         place = Path(out).expanduser().absolute()
-        cell = benchmark.Cell(place, benchmark.folder_name(place, run, variant.name), run, config)
-        cells.setdefault((run, config), cell)  # two variants may come to the same settings
+        cell = benchmark.Cell(place, benchmark.folder_name(place, config.run, variant.name), config)
+        cells.setdefault(config, cell)  # two variants may come to the same settings
     for cell in cells.values():
         benchmark.check(cell)
     return list(cells.values())
@@ -299,7 +301,7 @@ def tune(
     from sable.studies import tune
 
     renamed.refuse(fields, ("parallel_trials",))
-    run, config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
+    config = configure(task, system=system, num_seeds=num_seeds, recipe=recipe, **fields)
     trust = Trust(env=task, system=system)
     _, fixed = settings.split_fields(fields, system, trust)
     study = {
@@ -310,7 +312,7 @@ def tune(
         "quiet": quiet,
     }
     return tune.tune(
-        run, config, partial(running.make_run_env, run, trust), fixed=fixed, trust=trust, **study
+        config, partial(running.make_run_env, config.run, trust), fixed=fixed, trust=trust, **study
     )
 
 
@@ -410,7 +412,7 @@ def evaluate_row(
     from sable.runs import policy  # and so jax, which a mistake need not wait for
 
     teams = [policy.load(folder, seed=of_seed, trust=code_trust) for of_seed, folder in folders.items()]
-    with running.open_run_env(teams[0].run, None, code_trust) as env:
+    with running.open_run_env(teams[0].config.run, None, code_trust) as env:
         returns = policy.measure(teams, env, episodes=episodes, seed=seed)
     return reproduce.compare_policies(ledger_row, list(folders), returns)
 
@@ -504,14 +506,15 @@ def watch(
 
     code_trust = running.caller_trust(env, system, trust)
     policy = load(directory, seed=run_seed, trust=code_trust)
-    if isinstance(env, str | None) and is_custom(policy.run.task) and parse(policy.run.task).is_python:
+    run_config = policy.config.run
+    if isinstance(env, str | None) and is_custom(run_config.task) and parse(run_config.task).is_python:
         raise SableError(
-            f"{policy.run.task} is a Python environment, whose episodes cannot be recorded: play it with "
+            f"{run_config.task} is a Python environment, whose episodes cannot be recorded: play it with "
             "sable.load and its own viewer"
         )
     return show.watch(
         policy,
-        running.make_run_env(policy.run, code_trust) if isinstance(env, str | None) else env,
+        running.make_run_env(run_config, code_trust) if isinstance(env, str | None) else env,
         directory / "watch" if out is None else Path(out).expanduser(),
         episodes=episodes,
         seed=seed,
@@ -557,13 +560,13 @@ def list_systems() -> list[str]:
     return list(SYSTEM_CONFIGS)
 
 
-def _find_run(out: Path, run: "RunConfig", config: "SystemConfig", name: str | None) -> "Cell | None":
+def _find_run(out: Path, config: "Config", name: str | None) -> "Cell | None":
     """Return the run of that name, if it was begun; refused where it was with other settings."""
     from sable.studies import benchmark
 
     if name is None:
         raise SableError("requeue finds a run by its name: give it one (--name)")
-    cell = benchmark.Cell(out.expanduser(), name, run, config)
+    cell = benchmark.Cell(out.expanduser(), name, config)
     benchmark.check(cell)
     return cell if (cell.directory / "config.json").is_file() else None
 

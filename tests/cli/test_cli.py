@@ -26,7 +26,6 @@ def trained(monkeypatch, tmp_path):
     def train(
         env,
         system,
-        run,
         config,
         directory,
         *,
@@ -36,7 +35,7 @@ def trained(monkeypatch, tmp_path):
         interrupted=None,
     ):
         calls.append(types.SimpleNamespace(**locals()))
-        summary = {name: [1.0 for _ in run.seeds] for name in ("final_return", "absolute_return")}
+        summary = {name: [1.0 for _ in config.run.seeds] for name in ("final_return", "absolute_return")}
         return types.SimpleNamespace(directory=directory, summary=summary, interrupted=None)
 
     def make(task, trust, /, **options):
@@ -181,14 +180,14 @@ def test_flags_reach_training_in_their_types(trained):
         == 0
     )
     (call,) = trained
-    assert (call.run.task, call.run.seeds, call.run.total_steps) == (
+    assert (call.config.run.task, call.config.run.seeds, call.config.run.total_steps) == (
         "mpe/simple_spread_3ag",
         (3, 4),
         2_000_000,
     )
-    assert (call.config.learning_rate, call.config.memory) == (1.0, False)
-    assert call.config.agent_order == "per_epoch"
-    assert call.config.num_minibatches == 8  # from the task's recipe
+    assert (call.config.system.learning_rate, call.config.system.memory) == (1.0, False)
+    assert call.config.system.agent_order == "per_epoch"
+    assert call.config.system.num_minibatches == 8  # from the task's recipe
     assert (str(call.directory), call.quiet) == ("o/mpe/simple_spread_3ag/sable/n", True)
     assert (call.env.task, call.env.options) == ("mpe/simple_spread_3ag", {"reward": "mean"})
 
@@ -196,8 +195,8 @@ def test_flags_reach_training_in_their_types(trained):
 def test_without_a_task_the_default_is_trained_on_the_quick_budget(trained):
     assert cli.main(["train", "--num-seeds", "3", "--num-envs", "64"]) == 0
     (call,) = trained
-    assert (call.run.task, call.run.seeds) == ("lbf/2s-8x8-2p-2f-coop", (0, 1, 2))
-    assert (call.run.total_steps, call.config.num_envs) == (QUICK["total_steps"], 64)
+    assert (call.config.run.task, call.config.run.seeds) == ("lbf/2s-8x8-2p-2f-coop", (0, 1, 2))
+    assert (call.config.run.total_steps, call.config.system.num_envs) == (QUICK["total_steps"], 64)
 
 
 def test_resume_goes_on_with_the_run_as_it_was_configured(trained):
@@ -206,7 +205,7 @@ def test_resume_goes_on_with_the_run_as_it_was_configured(trained):
     assert cli.main(["train", "--resume", str(trained[0].directory), "--quiet"]) == 0
     first, second = trained
     assert (first.resume, second.resume) == (False, True)
-    assert (second.run, second.config, second.directory) == (first.run, first.config, first.directory)
+    assert (second.config, second.directory) == (first.config, first.directory)
     assert runs.read_summary(first.directory)["final_return"] == [1.0]
     assert len(json.loads((first.directory / "meta.json").read_text())["resumed"]) == 1
 
@@ -295,7 +294,7 @@ def test_an_environment_of_ones_own_is_trained_and_resumed_under_its_class_name(
 
     env = Maze()
     result = sable.train(env, quiet=True)  # pyright: ignore[reportArgumentType]
-    assert trained[0].run.task == "custom/Maze" and trained[0].env is env
+    assert trained[0].config.run.task == "custom/Maze" and trained[0].env is env
     unfinish(result.directory)
     sable.train(env, resume=result.directory)  # pyright: ignore[reportArgumentType]
     assert trained[1].env is env and trained[1].resume
@@ -308,10 +307,10 @@ def test_a_field_that_does_not_exist_is_refused_from_python_too():
 
 
 def test_evaluate_measures_the_run_that_is_named(trained, monkeypatch, tmp_path, capsys):
-    directory = runs.create(tmp_path, *sable.configure("rware/tiny-4ag"), name="x")
+    directory = runs.create(tmp_path, sable.configure("rware/tiny-4ag"), name="x")
     seen = {}
 
-    def evaluate(env, system, run, config, directory, *, episodes, seed=None):
+    def evaluate(env, system, config, directory, *, episodes, seed=None):
         seen.update(task=env.task, directory=directory, episodes=episodes, seed=seed)
         return {"mean": 0.5, "returns": [0.25, float("nan")]}
 

@@ -164,9 +164,9 @@ def test_an_old_field_is_answered_with_the_new_one(call, words, tmp_path, monkey
 def test_a_recipe_of_old_words_is_read(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('["probe"]\ncompute = "bfloat16"\npool_size = 3\n["probe/recall"]\npool_size = 5\n')
-    run, config = sable.configure("probe/recall", recipe=recipe)
-    assert isinstance(config, SableConfig)
-    assert (config.compute_dtype, run.reset_pool_size) == ("bfloat16", 5)
+    config = sable.configure("probe/recall", recipe=recipe)
+    assert isinstance(config.system, SableConfig)
+    assert (config.system.compute_dtype, config.run.reset_pool_size) == ("bfloat16", 5)
     with recipe.open("a") as file:
         file.write("reset_pool_size = 7\n")
     with pytest.raises(SableError, match=r"recipe.toml: field 'pool_size' stands beside"):

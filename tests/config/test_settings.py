@@ -13,7 +13,7 @@ import sable
 from sable.config import checks
 from sable.config import resolve as settings
 from sable.config.resolve import from_dict, resolve, to_dict, to_json
-from sable.config.schema import SYSTEM_CONFIGS, RunConfig, SableConfig
+from sable.config.schema import SYSTEM_CONFIGS, Config, RunConfig, SableConfig
 from sable.errors import SableError
 
 RECIPES = [(system, table) for system in SYSTEM_CONFIGS for table in settings.recipes(system)]
@@ -28,10 +28,13 @@ def refusal(run_fields: dict, system_fields: dict) -> str:
 @pytest.mark.parametrize(("system", "table"), RECIPES)
 def test_every_recipe_merges(system, table):
     task = table if "/" in table else f"{table}/any"
-    run, config = resolve({"task": task, "system": system}, {})
-    assert run.task == task and settings.recipe(system, task).keys() >= settings.recipes(system)[table].keys()
+    config = resolve({"task": task, "system": system}, {})
+    assert (
+        config.run.task == task
+        and settings.recipe(system, task).keys() >= settings.recipes(system)[table].keys()
+    )
     for name, value in settings.recipe(system, task).items():
-        assert getattr(config, name) == value
+        assert getattr(config.system, name) == value
 
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
@@ -40,7 +43,7 @@ def test_every_value_the_paper_searched_is_accepted_alone(system):
     assert len(space) >= 5
     for name, values in space.items():
         for value in values:
-            config = resolve({"system": system}, {"num_envs": 120, name: value})[1]
+            config = resolve({"system": system}, {"num_envs": 120, name: value}).system
             assert getattr(config, name) == value
 
 
@@ -53,22 +56,29 @@ def test_families_share_a_search_space_but_for_what_one_member_lacks():
 def test_later_sources_win(monkeypatch):
     tables = {"lbf": {"clip_eps": 0.3, "num_epochs": 7, "total_steps": 99}, "lbf/a": {"clip_eps": 0.4}}
     monkeypatch.setattr(settings, "recipes", lambda system: tables)
-    run, config = resolve({"task": "lbf/a"}, {"num_epochs": 8})
-    assert (config.num_epochs, config.clip_eps, config.gae_lambda) == (8, 0.4, SableConfig.gae_lambda)
-    assert (run.total_steps, resolve({"task": "lbf/a", "total_steps": 5}, {})[0].total_steps) == (99, 5)
+    config = resolve({"task": "lbf/a"}, {"num_epochs": 8})
+    assert (config.system.num_epochs, config.system.clip_eps, config.system.gae_lambda) == (
+        8,
+        0.4,
+        SableConfig.gae_lambda,
+    )
+    assert (config.run.total_steps, resolve({"task": "lbf/a", "total_steps": 5}, {}).run.total_steps) == (
+        99,
+        5,
+    )
 
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_quick_settings_are_valid_beside_a_default_task_for_every_system(system):
     run_fields, system_fields = settings.split_fields(settings.quick_fields(system), system)
-    run, _ = resolve(run_fields | {"system": system}, system_fields)
+    run = resolve(run_fields | {"system": system}, system_fields).run
     assert run.task == ("mpe/simple_spread_3ag" if "sac" in system else "lbf/2s-8x8-2p-2f-coop")
     assert run.total_steps < RunConfig.total_steps
 
 
 def test_quick_settings_of_the_default_system_divide():
-    run, config = resolve(*settings.split_fields(settings.QUICK, "sable"))
-    assert run.task == RunConfig.task and config.num_envs % config.num_minibatches == 0
+    config = resolve(*settings.split_fields(settings.QUICK, "sable"))
+    assert config.run.task == RunConfig.task and config.system.num_envs % config.system.num_minibatches == 0
 
 
 @pytest.mark.parametrize(
@@ -127,9 +137,9 @@ def test_every_number_has_a_range(cls):
 
 
 def test_values_arrive_in_their_exact_types():
-    run, config = resolve({"seeds": [np.int64(3), 4]}, {"learning_rate": 1, "clip_eps": np.float32(0.5)})
-    assert run.seeds == (3, 4) and all(type(seed) is int for seed in run.seeds)
-    assert type(config.learning_rate) is float and type(config.clip_eps) is float
+    config = resolve({"seeds": [np.int64(3), 4]}, {"learning_rate": 1, "clip_eps": np.float32(0.5)})
+    assert config.run.seeds == (3, 4) and all(type(seed) is int for seed in config.run.seeds)
+    assert type(config.system.learning_rate) is float and type(config.system.clip_eps) is float
 
 
 @given(
@@ -144,12 +154,12 @@ def test_configuration_survives_json_exactly(seeds, options, learning_rate, part
         {"seeds": seeds, "env_options": options},
         {"learning_rate": learning_rate, "num_envs": 4 * parts, "num_minibatches": parts, "memory": memory},
     )
-    assert from_dict(json.loads(to_json(*before))) == before
-    assert from_dict(to_dict(*before)) == before
+    assert from_dict(json.loads(to_json(before))) == before
+    assert from_dict(to_dict(before)) == before
 
 
 def damaged() -> dict[str, tp.Any]:
-    whole = json.loads(to_json(RunConfig(), SableConfig()))
+    whole = json.loads(to_json(Config(RunConfig(), SableConfig())))
     return {
         "nothing": None,
         "list": [1],
@@ -167,7 +177,7 @@ def damaged() -> dict[str, tp.Any]:
 
 def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
     before = resolve({"seeds": (4,), "task": "probe/recall"}, {"clip_eps": 0.3})
-    data = to_dict(*before)
+    data = to_dict(before)
     for part, name in (
         ("run", "reset_pool_size"),
         ("run", "devices"),
@@ -182,9 +192,9 @@ def test_a_field_that_came_later_has_its_default_and_an_unknown_one_is_named():
 
 
 def test_advantages_of_a_run_from_before_their_floor_have_none():
-    data = json.loads(to_json(RunConfig(), SableConfig()))
+    data = json.loads(to_json(Config(RunConfig(), SableConfig())))
     assert data["config"].pop("advantage_floor") > 0
-    assert from_dict(data)[1] == SableConfig(advantage_floor=0.0)
+    assert from_dict(data).system == SableConfig(advantage_floor=0.0)
 
 
 @pytest.mark.parametrize("case", damaged())
@@ -219,10 +229,10 @@ def recipe(tmp_path):
 
 def test_a_recipe_of_ones_own_wins_over_ours_and_what_is_given_over_it(recipe):
     task = "lbf/2s-8x8-2p-2f-coop"
-    run, config = sable.configure(task, recipe=recipe, num_epochs=8)
-    assert (config.clip_eps, config.num_epochs, run.total_steps) == (0.4, 8, 99)
-    assert config.embed_dim == sable.configure(task)[1].embed_dim, "our recipe still says the rest"
-    quick, _ = sable.configure(recipe=recipe)
+    config = sable.configure(task, recipe=recipe, num_epochs=8)
+    assert (config.system.clip_eps, config.system.num_epochs, config.run.total_steps) == (0.4, 8, 99)
+    assert config.system.embed_dim == sable.configure(task).system.embed_dim, "our recipe still says the rest"
+    quick = sable.configure(recipe=recipe).run
     assert (quick.total_steps, quick.num_evaluations) == (99, settings.QUICK["num_evaluations"])
 
 

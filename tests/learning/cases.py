@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from sable import systems
 from sable.config.schema import (
     ActorCriticConfig,
+    Config,
     HASACConfig,
     MASACConfig,
     MATConfig,
@@ -119,7 +120,7 @@ class Case:
 def best_returns(case: Case, seeds: jax.Array) -> list[float]:
     """Return the best that each seed reaches in five evaluations, evenly spaced."""
     program = programs.make_program(
-        case.probe, systems.make(case.system, case.probe.spec, case.config), RUN, case.config
+        case.probe, systems.make(case.system, case.probe.spec, case.config), Config(RUN, case.config)
     )
     state = jax.jit(programs.map_seeds(program.start))(seeds)
     unit, assess = (

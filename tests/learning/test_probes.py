@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from sable.config.schema import Config
 from sable.envs.suites.probes import PROBES
 from sable.systems import ppo, sable
 from sable.training import update as programs
@@ -71,7 +72,7 @@ def test_the_value_of_a_time_limit_is_the_future_it_cuts_off_or_nothing(bootstra
     env = replace(PROBES["bandit"], pay=lambda secret, time, actions: jnp.ones(2), truncates=True)
     config = replace(SABLE, bootstrap_time_limits=bootstrap, discount=0.5)
     policy = sable.make_policy(env.spec, config)
-    program = programs.make_program(env, ppo.make(policy, config, env.spec), RUN, config)
+    program = programs.make_program(env, ppo.make(policy, config, env.spec), Config(RUN, config))
     state = jax.jit(programs.map_seeds(program.start))(seeds(6)).run
     state = jax.jit(jax.vmap(program.run_updates, (0, None)))(state, jnp.int32(80))
     judge = jax.jit(

@@ -23,7 +23,7 @@ from sable.cli.main import main
 from sable.cli.parsers import system_of, train_parser
 from sable.config import protocol
 from sable.config import resolve as settings
-from sable.config.schema import ActorCriticConfig, RunConfig, SableConfig, SystemConfig
+from sable.config.schema import ActorCriticConfig, Config, RunConfig, SableConfig, SystemConfig
 from sable.reports import ledger, paper, results_page, stats, tables
 from sable.reports import read as results
 from sable.runs import circumstances, provenance, sums
@@ -157,7 +157,7 @@ def policies(committed, monkeypatch):
     """Runs made without training have policies, too."""
 
     def export(directory: Path) -> Path:
-        for seed in runs.read_config(directory)[0].seeds:
+        for seed in runs.read_config(directory).run.seeds:
             (directory / "policies" / str(seed)).mkdir(parents=True, exist_ok=True)
             (directory / "policies" / str(seed) / "weights.safetensors").write_bytes(b"%d" % seed)
         return directory / "policies"
@@ -481,7 +481,7 @@ def test_without_a_ledger_here_the_one_that_came_with_sable_is_read(tmp_path, mo
 def finished(out: Path, config: SystemConfig = SableConfig(), *, absolute: float = 1.0, **fields) -> Path:  # noqa: B008
     """A finished run by the protocol, with two evaluations."""
     run = RunConfig(**{"task": TASK, "seeds": tuple(range(10))} | fields)
-    directory = runs.create(out, run, config, str(len(list(out.glob("*/*/*/*")))))
+    directory = runs.create(out, Config(run, config), str(len(list(out.glob("*/*/*/*")))))
     rows = [
         {"seed": seed, "env_steps": steps, "wall_seconds": 60.0, "evaluation/return": 0.5}
         for steps in (1000, 2000)
@@ -656,24 +656,24 @@ def test_a_run_that_was_resumed_with_other_code_names_all_its_commits(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("run", "config"),
+    "config",
     [
-        (RunConfig(task=TASK, seeds=(0, 1, 2)), SableConfig()),
-        (
+        Config(RunConfig(task=TASK, seeds=(0, 1, 2)), SableConfig()),
+        Config(
             RunConfig(task="rware/tiny-4ag", seeds=(4, 8), total_steps=1000, deterministic=True),
             SableConfig(memory=False),
         ),
-        (
+        Config(
             RunConfig(task="mpe/simple_spread_3ag", system="ippo", env_options=("reward=mean",)),
             ActorCriticConfig(policy_layers=(8, 9), memory=True, policy_learning_rate=1e-7),
         ),
     ],
 )
-def test_the_command_of_a_row_has_its_settings(run, config):
-    words = ledger.command(run, vars(config)).split()[2:]
+def test_the_command_of_a_row_has_its_settings(config):
+    words = ledger.command(config.run, vars(config.system)).split()[2:]
     given = parse(train_parser(system_of(words)), words)
     found = sable.configure(given.pop("task"), **given)
-    assert found == (run, config)
+    assert found == config
 
 
 def test_the_hash_of_settings_is_of_what_matters_and_stays():
@@ -747,7 +747,7 @@ def test_the_difference_of_two_samples_widens_with_fewer_runs():
 
 def test_a_row_whose_seeds_agree_is_reproduced_to_the_papers_digits(tmp_path):
     row = {"row": "a/b:c", "seeds": list(range(10)), "absolute_return": [1.0] * 10}
-    row["settings"] = settings.to_dict(RunConfig(), SableConfig())
+    row["settings"] = settings.to_dict(Config(RunConfig(), SableConfig()))
     found = [reproduce.compare(row, finished(tmp_path, absolute=value)) for value in (0.996, 0.994)]
     assert [one.within for one in found] == [True, False] and found[0].identical == []
     few = reproduce.compare(row, finished(tmp_path, seeds=(3, 4)))
@@ -761,5 +761,6 @@ def test_reproducing_takes_the_rows_settings_whatever_the_recipe_says_now(tmp_pa
     config = dataclasses.replace(SableConfig(), learning_rate=0.5)
     (row,), _ = sable.publish(finished(tmp_path, config), results=tmp_path / "results")
     cell = reproduce.cell(row, tmp_path / "again", [3, 1])
-    assert cell.config == config and cell.run.seeds == (3, 1) and cell.run.total_steps == 20_000_000
+    run = cell.config.run
+    assert cell.config.system == config and run.seeds == (3, 1) and run.total_steps == 20_000_000
     assert not (tmp_path / "again").exists()

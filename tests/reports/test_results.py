@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sable.config.schema import ActorCriticConfig, MATConfig, RunConfig, SableConfig, SystemConfig
+from sable.config.schema import ActorCriticConfig, Config, MATConfig, RunConfig, SableConfig, SystemConfig
 from sable.errors import SableError
 from sable.reports import looks, marl_eval, series, stats, variants
 from sable.reports import read as results
@@ -26,7 +26,7 @@ def make_run(
     """A run as training leaves it, evaluated every 100 steps; not finished where `absolute` is empty."""
     steps = 100 * max(map(len, returns.values()))
     run = RunConfig(task=TASK, seeds=tuple(returns), total_steps=steps, **fields)
-    directory = runs.create(out, run, config, name)
+    directory = runs.create(out, Config(run, config), name)
     rows = [
         {"seed": seed, "env_steps": 100 * (k + 1), "wall_seconds": k + 0.5, "evaluation/return": value}
         for seed, values in returns.items()

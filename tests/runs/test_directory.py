@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sable.config.schema import RunConfig, SableConfig
+from sable.config.schema import Config, RunConfig, SableConfig
 from sable.errors import SableError
 from sable.files import write_atomically
 from sable.runs import circumstances
 from sable.runs import directory as runs
 
-RUN, CONFIG = RunConfig(seeds=(1, 2)), SableConfig(num_envs=16)
+CONFIG = Config(RunConfig(seeds=(1, 2)), SableConfig(num_envs=16))
 
 
 def test_a_new_run_has_its_place_its_configuration_and_its_circumstances(tmp_path):
-    directory = runs.create(tmp_path, RUN, CONFIG, "first")
+    directory = runs.create(tmp_path, CONFIG, "first")
     assert directory == tmp_path / "lbf" / "2s-8x8-2p-2f-coop" / "sable" / "first"
     assert runs.find(directory) == directory
-    assert runs.read_config(directory) == (RUN, CONFIG)
+    assert runs.read_config(directory) == CONFIG
     meta = json.loads((directory / "meta.json").read_text())
     assert meta["versions"]["jax"] and meta["versions"]["python"]
     assert meta["device"]["platform"] == "cpu" and meta["thread_pool"] >= 1
@@ -33,7 +33,7 @@ def test_a_new_run_has_its_place_its_configuration_and_its_circumstances(tmp_pat
 
 
 def test_runs_without_a_name_are_named_by_the_time_and_never_share_a_folder(tmp_path):
-    first, second = (runs.create(tmp_path, RUN, CONFIG) for _ in range(2))
+    first, second = (runs.create(tmp_path, CONFIG) for _ in range(2))
     assert first != second and first.name[:8].isdigit()
 
 
@@ -41,36 +41,36 @@ def test_runs_without_a_name_are_named_by_the_time_and_never_share_a_folder(tmp_
     ("task", "folder"), [("mabrax/humanoid_9|8", "mabrax/humanoid_9-8"), ("custom/My Env", "custom/My-Env")]
 )
 def test_task_names_become_safe_folder_names(tmp_path, task, folder):
-    directory = runs.create(tmp_path, RunConfig(task=task), CONFIG, "x")
+    directory = runs.create(tmp_path, Config(RunConfig(task=task), CONFIG.system), "x")
     assert directory == tmp_path / folder / "sable" / "x"
-    assert runs.read_config(directory)[0].task == task
+    assert runs.read_config(directory).run.task == task
 
 
 def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
-    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    directory = runs.create(tmp_path, CONFIG, "x")
     before = (directory / "config.json").read_bytes()
     with pytest.raises(SableError, match="already holds something"):
-        runs.create(tmp_path, RUN, SableConfig(), "x")
+        runs.create(tmp_path, Config(CONFIG.run, SableConfig()), "x")
     assert (directory / "config.json").read_bytes() == before
 
 
 def test_an_empty_folder_may_be_used(tmp_path):
     (tmp_path / "lbf" / "2s-8x8-2p-2f-coop" / "sable" / "x").mkdir(parents=True)
-    assert runs.read_config(runs.create(tmp_path, RUN, CONFIG, "x")) == (RUN, CONFIG)
+    assert runs.read_config(runs.create(tmp_path, CONFIG, "x")) == CONFIG
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", ".", "a b", "a\nb"])
 def test_a_name_that_is_no_folder_name_is_refused(tmp_path, name):
     with pytest.raises(SableError, match="plain folder name"):
-        runs.create(tmp_path, RUN, CONFIG, name)
+        runs.create(tmp_path, CONFIG, name)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    for refuse in (runs.create, lambda out, run, config, name: runs.place(out, run, name)):
+    for refuse in (runs.create, lambda out, config, name: runs.place(out, config.run, name)):
         with pytest.raises(SableError) as error:
-            refuse(tmp_path / "file" / "out", RUN, CONFIG, "x")
+            refuse(tmp_path / "file" / "out", CONFIG, "x")
         assert "cannot write" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -88,7 +88,7 @@ def locked():
 
 def test_a_folder_without_permission_is_refused(locked):
     with pytest.raises(SableError, match="no permission"):
-        runs.place(locked, RUN, "x")
+        runs.place(locked, CONFIG.run, "x")
 
 
 def test_what_is_not_a_run_is_said_not_to_be_one(tmp_path):
@@ -103,7 +103,7 @@ def test_what_is_not_a_run_is_said_not_to_be_one(tmp_path):
 
 
 def test_a_finished_run_has_a_summary_and_its_time(tmp_path):
-    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    directory = runs.create(tmp_path, CONFIG, "x")
     with pytest.raises(SableError, match="not finished"):
         runs.read_summary(directory)
     runs.finish(directory, {"wall_seconds": 1.5, "final_return": np.array([0.5, np.nan])})
@@ -113,7 +113,7 @@ def test_a_finished_run_has_a_summary_and_its_time(tmp_path):
 
 
 def test_a_resumed_run_remembers_both_circumstances(tmp_path):
-    directory = runs.create(tmp_path, RUN, CONFIG, "x")
+    directory = runs.create(tmp_path, CONFIG, "x")
     for _ in range(2):
         runs.note_resumption(directory, circumstances.describe())
     assert len(json.loads((directory / "meta.json").read_text())["resumed"]) == 2
@@ -162,13 +162,14 @@ with runs.claim(Path(sys.argv[1])):
 STARTS = """
 import dataclasses, json, os, sys, time
 from pathlib import Path
-from sable.config import RunConfig, SableConfig
+from sable.config import Config, RunConfig, SableConfig
 from sable.errors import SableError
 from sable.runs import circumstances, directory as runs
 
 def start(number, out, name):
     try:
-        with runs.claim_new(out, RunConfig(), SableConfig(num_envs=16 * (number + 1)), name) as directory:
+        config = Config(RunConfig(), SableConfig(num_envs=16 * (number + 1)))
+        with runs.claim_new(out, config, name) as directory:
             time.sleep(0.05)  # it works; whoever comes now must not write
             runs.begin(directory)
             os.write(1, json.dumps([number, str(directory)]).encode() + b"\\n")
@@ -210,7 +211,7 @@ def test_one_of_synchronised_starts_wins_with_its_own_settings(tmp_path):
     losers = [why for _, directory, *why in lives if not directory]
     assert len(winners) == 20 and len(losers) == 40
     for directory, number in winners.items():
-        assert runs.read_config(directory)[1].num_envs == 16 * (number + 1)
+        assert runs.read_config(directory).system.num_envs == 16 * (number + 1)
         assert {path.name for path in directory.iterdir()} == {".claim", "config.json", "meta.json"}
     assert all("another process" in why or "already holds" in why for (why,) in losers)
 
@@ -220,7 +221,7 @@ def test_synchronised_starts_without_a_name_each_get_a_folder(tmp_path):
     directories = {Path(directory): number for number, directory, *_ in lives if directory}
     assert len(directories) == 6
     for directory, number in directories.items():
-        assert runs.read_config(directory)[1].num_envs == 16 * (number + 1)
+        assert runs.read_config(directory).system.num_envs == 16 * (number + 1)
 
 
 WAITING = """
@@ -278,8 +279,8 @@ def test_one_of_synchronised_trainings_wins_and_is_whole(tmp_path, wait):
             assert "another process" in error or "already holds something" in error, error
         directory = out / "probe" / "bandit" / "ippo" / "x"
         assert [path.parent for path in out.rglob("config.json")] == [directory]
-        run, config = runs.read_config(directory)
-        assert (config.num_envs, run.total_steps) == (4 + winner, 8 * (4 + winner))
+        config = runs.read_config(directory)
+        assert (config.system.num_envs, config.run.total_steps) == (4 + winner, 8 * (4 + winner))
         steps = [row["env_steps"] for row in runs.read_metrics(directory)]
         assert steps == [4 * (4 + winner), 8 * (4 + winner)] and runs.is_whole(directory)
         assert f"--num-envs {4 + winner} " in runs.read_meta(directory)["command"]
@@ -308,17 +309,17 @@ with runs.claim(Path(sys.argv[1])):
 
 
 def test_what_a_start_that_was_killed_claimed_may_be_used(tmp_path):
-    directory = runs.folder(tmp_path, RUN) / "x"
+    directory = runs.folder(tmp_path, CONFIG.run) / "x"
     directory.mkdir(parents=True)
     with runs.claim(directory):
         pass
-    assert runs.read_config(runs.create(tmp_path, RUN, CONFIG, "x")) == (RUN, CONFIG)
+    assert runs.read_config(runs.create(tmp_path, CONFIG, "x")) == CONFIG
 
 
 def test_a_name_whose_first_start_was_killed_is_free_again(tmp_path):
-    run, config = RunConfig(), SableConfig()
-    directory = runs.place(tmp_path, run, "x")
+    config = Config(RunConfig(), SableConfig())
+    directory = runs.place(tmp_path, config.run, "x")
     directory.mkdir(parents=True)
     (directory / ".config.json.123.tmp").write_text("{")
-    assert runs.create_pending(tmp_path, run, config, "x") == directory
+    assert runs.create_pending(tmp_path, config, "x") == directory
     assert {path.name for path in directory.iterdir()} == {".claim", "config.json"}

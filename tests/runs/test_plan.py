@@ -38,7 +38,7 @@ TASK = "null/2ag"
 
 
 def dry_run(**fields) -> DryRun:
-    return DryRun(sable.make_env(TASK), *sable.configure(TASK, **TINY | fields))
+    return DryRun(sable.make_env(TASK), sable.configure(TASK, **TINY | fields))
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def device_with(monkeypatch):
 
 
 def test_parameters_and_updates_are_those_of_the_run(plan):
-    run, config = sable.configure(TASK, **TINY)
+    config = sable.configure(TASK, **TINY)
     state = dry_run().start()
     assert plan.parameters == sum(leaf[0].size for leaf in jax.tree.leaves(state.run.learner.params))
-    assert (plan.updates, plan.steps_per_update) == (2, config.num_envs * config.rollout_length)
-    assert (plan.num_seeds, plan.num_envs, plan.task) == (len(run.seeds), 16, TASK)
+    assert (plan.updates, plan.steps_per_update) == (2, config.system.num_envs * config.system.rollout_length)
+    assert (plan.num_seeds, plan.num_envs, plan.task) == (len(config.run.seeds), 16, TASK)
 
 
 def test_the_first_answer_comes_before_anything_is_compiled(plan, progress):

@@ -62,7 +62,7 @@ def test_the_best_seed_is_loaded_unless_another_is_asked_for(run):
 
 def test_acting_is_what_the_system_does_with_the_best_parameters(run, views):
     team = sable.load(run.directory)
-    system = systems.make("sable", team.spec, team.config)
+    system = systems.make("sable", team.spec, team.config.system)
     memory, actions = system.initial_memory(3), []
     for time, view in enumerate(views):
         seen = Observation(
@@ -81,7 +81,7 @@ def test_acting_is_what_the_evaluator_does_given_the_same_noise(run):
     """The evaluator's own loop plays, with the noise a policy of that seed would draw; what it saw the policy
     sees."""
     team, env, episodes, seen = sable.load(run.directory), PROBES["recall"], 5, []
-    system = systems.make("sable", team.spec, team.config)
+    system = systems.make("sable", team.spec, team.config.system)
     key, noise = jax.random.key(7), []
     for _ in range(env.spec.time_limit):
         key, sample_key = jax.random.split(key)

@@ -13,7 +13,7 @@ import pytest
 
 import sable
 from sable.cli.main import main
-from sable.config.schema import RunConfig, SableConfig
+from sable.config.schema import Config, RunConfig, SableConfig
 from sable.errors import SableError
 from sable.reports import paper
 from sable.runs import directory as runs
@@ -86,7 +86,8 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys, wanted, s
 def test_cells_follow_the_protocol_and_the_same_settings_are_one_cell(tmp_path):
     cells = sable.grid("lbf/2s-8x8-2p-2f-coop", systems=["ippo", "ippo:memory", "sable"], out=tmp_path)
     assert [cell.label for cell in cells] == ["ippo memory", "sable"]  # by the recipe, ippo has memory there
-    assert cells[1].run.seeds == tuple(range(10)) and cells[1].run.total_steps == 20_000_000
+    run = cells[1].config.run
+    assert run.seeds == tuple(range(10)) and run.total_steps == 20_000_000
     assert cells[1].directory == tmp_path / "lbf" / "2s-8x8-2p-2f-coop" / "sable" / "default"
 
 
@@ -117,11 +118,11 @@ def test_a_cell_another_worker_has_just_begun_is_his(tmp_path, monkeypatch, step
             benchmark.prepare(mine)
     else:
         assert benchmark.prepare(mine) == his.directory
-    assert runs.read_config(his.directory)[0] == his.run
+    assert runs.read_config(his.directory) == his.config
 
 
 def test_the_state_of_a_cell_is_read_from_its_folder(tmp_path):
-    cell = benchmark.Cell(tmp_path, "a", RunConfig(seeds=(0, 1), total_steps=400), SableConfig())
+    cell = benchmark.Cell(tmp_path, "a", Config(RunConfig(seeds=(0, 1), total_steps=400), SableConfig()))
     assert benchmark.status(cell) == Status("waiting")
     directory = benchmark.prepare(cell)
     assert benchmark.status(cell) == Status("stopped")
@@ -202,7 +203,7 @@ def has_checkpoint(cell: benchmark.Cell, after: int = 0) -> bool:
 def assert_complete(cell: benchmark.Cell) -> None:
     rows = runs.read_metrics(cell.directory)
     found = [(row["env_steps"], row["seed"]) for row in rows]
-    assert cell.finished and found == sorted(set(found)) and len(found) == 2 * cell.run.num_evaluations
+    assert cell.finished and found == sorted(set(found)) and len(found) == 2 * cell.config.run.num_evaluations
 
 
 @pytest.mark.slow

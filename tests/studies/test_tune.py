@@ -26,7 +26,7 @@ import pytest
 import sable
 from sable import systems
 from sable.config import resolve as settings
-from sable.config.schema import SYSTEM_CONFIGS, ActorCriticConfig, field_names
+from sable.config.schema import SYSTEM_CONFIGS, ActorCriticConfig, Config, field_names
 from sable.errors import SableError
 from sable.reports import read as results
 from sable.runs import circumstances
@@ -57,9 +57,8 @@ def search(
     out, *, system="ippo", num_seeds=2, trials=4, parallel_trials=2, space=None, storage=None, **fields
 ):
     """A small study, worked on by this process."""
-    run, config = sable.configure(TASK, system=system, num_seeds=num_seeds, **BUDGET | GIVEN | fields)
+    config = sable.configure(TASK, system=system, num_seeds=num_seeds, **BUDGET | GIVEN | fields)
     return tune.tune(
-        run,
         config,
         lambda: sable.make_env(TASK),
         fixed=GIVEN,
@@ -108,8 +107,8 @@ def test_points_of_a_batch_share_what_shapes_the_program_and_differ_in_the_rest(
     rows = {int(row["trial"]): row for row in table(outcome.directory)}
     for name, numbers in points_of(outcome.directory).items():
         shaping = {rows[number]["num_epochs"] for number in numbers}
-        run, config = runs.read_config(outcome.directory / name)
-        assert shaping == {str(config.num_epochs)} and run.seeds == (1000, 1001, 1002, 1003)
+        config = runs.read_config(outcome.directory / name)
+        assert shaping == {str(config.system.num_epochs)} and config.run.seeds == (1000, 1001, 1002, 1003)
         assert len({tuple(rows[number][field] for field in FREE) for number in numbers}) == 2
         assert {rows[number]["batch"] for number in numbers} == {name}
 
@@ -136,10 +135,10 @@ def test_the_recipe_is_read_back_and_gives_what_the_best_trial_had(studied):
     _, outcome = studied
     path = outcome.directory / "recipe.toml"
     assert tomllib.loads(path.read_text()) == {TASK: GIVEN | outcome.best.values}
-    run, config = sable.configure(TASK, system="ippo", recipe=path)
-    assert all(getattr(config, name) == value for name, value in outcome.best.values.items())
-    assert config.num_envs == 4 and run.total_steps == 20_000_000
-    assert sable.configure(TASK, system="ippo", recipe=path, num_envs=8)[1].num_envs == 8
+    config = sable.configure(TASK, system="ippo", recipe=path)
+    assert all(getattr(config.system, name) == value for name, value in outcome.best.values.items())
+    assert config.system.num_envs == 4 and config.run.total_steps == 20_000_000
+    assert sable.configure(TASK, system="ippo", recipe=path, num_envs=8).system.num_envs == 8
     assert (outcome.directory / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -324,11 +323,9 @@ def test_every_system_is_tuned_over_its_own_space(system, tmp_path):
     }
     tiny |= {"warmup_steps": 16, "num_updates_per_rollout": 2, "embed_dim": 8, "num_blocks": 1}
     given = {name: value for name, value in tiny.items() if name in field_names(SYSTEM_CONFIGS[system])}
-    run, config = sable.configure(task, system=system, **BUDGET, **given)
+    config = sable.configure(task, system=system, **BUDGET, **given)
     make_env = partial(sable.make_env, task)
-    outcome = tune.tune(
-        run, config, make_env, fixed=given, trials=2, parallel_trials=2, out=tmp_path, quiet=True
-    )
+    outcome = tune.tune(config, make_env, fixed=given, trials=2, parallel_trials=2, out=tmp_path, quiet=True)
     assert outcome.finished == 2 and [*map(len, points_of(outcome.directory).values())] == [2]
     recipe = outcome.directory / "recipe.toml"
     trained = sable.train(task, system=system, recipe=recipe, out=tmp_path / "r", quiet=True, **BUDGET)
@@ -351,19 +348,19 @@ def formula(monkeypatch):
     """Training whose returns follow from the settings; the list of (batch, evaluation) that were trained."""
     done = []
 
-    def train(env, system, run, config, directory, *, resume, quiet, hypers, on_evaluation, interrupted):
+    def train(env, system, config, directory, *, resume, quiet, hypers, on_evaluation, interrupted):
         rates, checkpoint = hypers.learning_rate, directory / "checkpoint"
         lanes = [
             {"policy_learning_rate": round(float(a), 6), "critic_learning_rate": round(float(c), 6)}
             for a, c in zip(rates["actor"], rates["critic"], strict=True)
         ]
-        returns = [score(lane | {"num_epochs": config.num_epochs}) for lane in lanes]
+        returns = [score(lane | {"num_epochs": config.system.num_epochs}) for lane in lanes]
         for evaluation in range(int(checkpoint.read_text()) if checkpoint.exists() else 0, 4):
             done.append((directory.name, evaluation))
             if on_evaluation(32 * (evaluation + 1), [value * (evaluation + 1) / 4 for value in returns]):
                 return loop.Result(directory, {})
             checkpoint.write_text(str(evaluation + 1))
-        summary = {"seeds": run.seeds, "absolute_return": returns, "halted_seeds": []}
+        summary = {"seeds": config.run.seeds, "absolute_return": returns, "halted_seeds": []}
         return loop.Result(directory, summary)
 
     monkeypatch.setattr(loop, "train_loop", train)
@@ -605,30 +602,30 @@ SHAPING["qmix"] = {"batch_size", "replay_size", "mixer_size"}
 
 @pytest.mark.parametrize("system", SYSTEM_CONFIGS)
 def test_what_is_free_is_what_reaches_the_learner_as_numbers_and_changes_no_program(system):
-    run, config = sable.configure("probe/continuous" if "sac" in system else TASK, system=system)
-    env, space = sable.make_env(run.task), tune.dimensions(system, config)
-    made = batches.Worker(tp.cast(tp.Any, None), run, config, env, space, Path(), 4)
+    config = sable.configure("probe/continuous" if "sac" in system else TASK, system=system)
+    env, space = sable.make_env(config.run.task), tune.dimensions(system, config.system)
+    made = batches.Worker(tp.cast(tp.Any, None), config, env, space, Path(), 4)
     assert set(made.shaping) == SHAPING[system]
     assert set(made.free) == space.keys() - SHAPING[system]
 
     def program(which: int) -> str:
-        config = made._with_values({name: space[name][which] for name in made.free})
-        parts = systems.make(system, env.spec, config), run, config
-        functions = make_program(env, *parts)
+        numbers = made._with_values({name: space[name][which] for name in made.free})
+        learner = systems.make(system, env.spec, numbers)
+        functions = make_program(env, learner, Config(config.run, numbers))
 
         def updated(seed, hyper):
             return functions.run_updates(functions.start(seed, hyper).run, jnp.int32(1))
 
-        return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(updated)(jnp.uint32(0), parts[0].hyper)))
+        return re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(updated)(jnp.uint32(0), learner.hyper)))
 
     assert program(0) == program(-1)
 
 
 def test_a_field_without_effect_or_given_by_hand_is_not_searched():
     for memory in (True, False):
-        config = sable.configure(TASK, system="ippo", memory=memory)[1]
+        config = sable.configure(TASK, system="ippo", memory=memory).system
         assert ("recurrent_chunk" in tune.dimensions("ippo", config)) == memory
-    space = tune.dimensions("ippo", sable.configure(TASK, system="ippo")[1], ["clip_eps"])
+    space = tune.dimensions("ippo", sable.configure(TASK, system="ippo").system, ["clip_eps"])
     assert "clip_eps" not in space and "num_epochs" in space
 
 
@@ -652,7 +649,7 @@ def test_a_system_of_ones_own_is_tuned_if_it_says_where_to_search(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "quiet_one.py").write_text(code)
     (tmp_path / "open_one.py").write_text(code + "SEARCH_SPACE = {'clip_eps': [0.1, 0.2]}")
-    configs = {name: sable.configure(TASK, system=name)[1] for name in ("quiet_one", "open_one")}
+    configs = {name: sable.configure(TASK, system=name).system for name in ("quiet_one", "open_one")}
     no_space = refusal_of(lambda: tune.dimensions("quiet_one", configs["quiet_one"]))
     assert "'quiet_one' has no search space" in no_space
     assert tune.dimensions("open_one", configs["open_one"]) == {"clip_eps": [0.1, 0.2]}
@@ -665,6 +662,6 @@ def refusal_of(call) -> str:
 
 
 def about(space):
-    run, config = sable.configure(TASK, system="ippo", seeds=(1000, 1001), **BUDGET | GIVEN)
-    data = settings.to_dict(run, config)
+    config = sable.configure(TASK, system="ippo", seeds=(1000, 1001), **BUDGET | GIVEN)
+    data = settings.to_dict(config)
     return {name: data[name] for name in ("meaning", "run", "config")} | {"space": space}

@@ -35,7 +35,7 @@ def test_the_documented_system_learns_resumes_and_is_evaluated(reinforce, tmp_pa
         directory = tmp_path / "runs" / "probe" / "delayed" / "reinforce" / "mine"
         returns = json.loads((directory / "summary.json").read_text())["final_return"]
         assert sum(value > 0.9 for value in returns) >= required(6, 0, 64)  # of 64 measured none failed
-        assert runs.read_config(directory, Trust(system=reinforce))[1].learning_rate == 0.05
+        assert runs.read_config(directory, Trust(system=reinforce)).system.learning_rate == 0.05
         capsys.readouterr()
         assert main(["train", "--resume", str(directory)]) == 2
         assert "its system 'reinforce' is not part of sable" in capsys.readouterr().err

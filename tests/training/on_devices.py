@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from sable import systems
-from sable.config.schema import RunConfig, field_names, system_config
+from sable.config.schema import Config, RunConfig, field_names, system_config
 from sable.envs.suites.probes import PROBES
 from sable.training import checkpoint, devices, loop, progress
 from sable.training import update as programs
@@ -48,32 +48,33 @@ def make_parts(variant, **run_fields):
     config = replace(config, decoding=decoding) if decoding else config
     run = RunConfig(task=f"probe/{task}", system=system, seeds=tuple(range(20, 28)), precision="highest")
     env = PROBES[task]
-    return env, systems.make(system, env.spec, config), replace(run, **run_fields), config
+    return env, systems.make(system, env.spec, config), Config(replace(run, **run_fields), config)
 
 
 def updates(system, splits):
     """After one update and after some: how far each split is from one device, and who holds what."""
     alone = make_parts(system)
     program = programs.make_program(*alone)
-    seeds = np.array(alone[2].seeds, np.uint32)
-    first = Compiler(alone[2])(programs.map_seeds(program.start), seeds)(seeds)
-    unit = Compiler(alone[2])(jax.vmap(program.run_updates, (0, None)), first.run, np.int32(1))
+    seeds = np.array(alone[2].run.seeds, np.uint32)
+    first = Compiler(alone[2].run)(programs.map_seeds(program.start), seeds)(seeds)
+    unit = Compiler(alone[2].run)(jax.vmap(program.run_updates, (0, None)), first.run, np.int32(1))
     expected = [unit(first.run, np.int32(n)) for n in (1, UPDATES)]
     return {split: _on(split, alone, first, expected) for split in splits}
 
 
 def _on(split, parts, first, expected):
     num_seeds, sharers = map(int, split.split("x"))
-    env, system, run, config = parts
-    run = replace(run, seeds=run.seeds[:num_seeds], devices=num_seeds * sharers)
-    mesh = devices.make_mesh(run, config)
+    env, system, config = parts
+    run = replace(config.run, seeds=config.run.seeds[:num_seeds], devices=num_seeds * sharers)
+    config = replace(config, run=run)
+    mesh = devices.make_mesh(config)
     state = jax.tree.map(lambda x: x[:num_seeds], first)
     places = devices.state_shardings(mesh, state)
     state = devices.put_state(state, places)
-    unit = devices.vmap_seeds(mesh, programs.make_program(env, system, run, config).run_updates, (0, None))
+    unit = devices.vmap_seeds(mesh, programs.make_program(env, system, config).run_updates, (0, None))
     unit = Compiler(run, mesh)(unit, state.run, np.int32(1), out=places.run)
     found = [unit(state.run, np.int32(n)) for n in (1, UPDATES)]
-    same = [jax.tree.map(lambda x: x[:num_seeds], run) for run in expected]
+    same = [jax.tree.map(lambda x: x[:num_seeds], state) for state in expected]
     return {
         "split": list(mesh.devices.shape),
         "params": [deviation(a.learner.params, b.learner.params) for a, b in zip(found, same, strict=True)],

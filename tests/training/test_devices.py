@@ -54,11 +54,11 @@ def test_what_cannot_be_shared_evenly_is_refused_with_what_can(num_devices, num_
 
 
 def test_all_devices_is_a_number_too_and_runs_of_before_had_one():
-    run, config = settings.resolve({"devices": "all"}, {})
-    assert run.devices == 0
-    data = settings.to_dict(run, config)
+    config = settings.resolve({"devices": "all"}, {})
+    assert config.run.devices == 0
+    data = settings.to_dict(config)
     del data["run"]["devices"]
-    assert settings.from_dict(data)[0].devices == 1
+    assert settings.from_dict(data).run.devices == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import sable
 from sable import envs, systems
 from sable.cli.main import main
-from sable.config.schema import ActorCriticConfig, QMIXConfig, RunConfig, SableConfig
+from sable.config.schema import ActorCriticConfig, Config, QMIXConfig, RunConfig, SableConfig
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.training import host_rollout as hosted
 from sable.training.compile import Compiler
@@ -47,13 +47,13 @@ CONFIGS = {
 def updated(name, env, num_updates):
     """The run states [S] after some updates on an environment."""
     run = RunConfig(system=name, seeds=(3, 5), total_steps=24 * num_updates, evaluation_episodes=2)
-    config = CONFIGS[name]
-    system = systems.make(name, env.spec, config)
+    config = Config(run, CONFIGS[name])
+    system = systems.make(name, env.spec, config.system)
     compiled = Compiler(run)
-    program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, run, config)
+    program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, config)
     state = map_seeds(program.start)(np.array(run.seeds, np.uint32))
     if isinstance(env, PythonVectorEnv):
-        unit = hosted.make_stages(env, system, program, run, config, compiled, state).run_updates
+        unit = hosted.make_stages(env, system, program, config, compiled, state).run_updates
     else:
         unit = compiled(jax.vmap(program.run_updates, (0, None)), state.run, np.int32(1), donate=True)
     return unit(state.run, np.int32(num_updates))

@@ -17,7 +17,7 @@ import sable
 from sable import systems
 from sable.cli.main import main
 from sable.config import resolve as settings
-from sable.config.schema import ActorCriticConfig, RunConfig, SableConfig, field_names, system_config
+from sable.config.schema import ActorCriticConfig, Config, RunConfig, SableConfig, field_names, system_config
 from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
 from sable.ops import trees as tree
@@ -49,7 +49,7 @@ ENV = PROBES["recall"]
 
 @pytest.fixture(scope="module")
 def parts():
-    return ENV, systems.make("sable", ENV.spec, CONFIG), RUN, CONFIG
+    return ENV, systems.make("sable", ENV.spec, CONFIG), Config(RUN, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
     if isinstance(config, ActorCriticConfig):
         config = replace(config, memory=True, recurrent_chunk=2)
     env, run = PROBES[task.partition("/")[2]], replace(RUN, task=task, system=system)
-    parts = env, systems.make(system, env.spec, config), run, config
+    parts = env, systems.make(system, env.spec, config), Config(run, config)
     directories = [tmp_path / name for name in ("whole", "stopped")]
     for directory in directories:
         directory.mkdir()
@@ -167,7 +167,8 @@ def test_every_system_resumes_exactly_and_is_evaluated(system, tmp_path, monkeyp
 def test_a_deterministic_run_resumes_exactly_on_any_device(width, tmp_path, monkeypatch):
     """On a GPU it is the only kind that does."""
     config = replace(CONFIG, embed_dim=width)
-    parts = ENV, systems.make("sable", ENV.spec, config), replace(RUN, deterministic=True), config
+    run = replace(RUN, deterministic=True)
+    parts = ENV, systems.make("sable", ENV.spec, config), Config(run, config)
     directories = tmp_path / "whole", tmp_path / "stopped"
     for directory in directories:
         directory.mkdir()
@@ -185,8 +186,8 @@ def test_the_same_seeds_give_the_same_run(whole, parts, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_each_seed_may_have_hyper_parameters_of_its_own(whole, parts, tmp_path):
     """The first seed stands still at a learning rate of 0; the second learns as the whole run's second."""
-    env, system, _, config = parts
-    still = systems.make("sable", env.spec, replace(config, learning_rate=0.0)).hyper
+    env, system, _ = parts
+    still = systems.make("sable", env.spec, replace(CONFIG, learning_rate=0.0)).hyper
     hypers = jax.tree.map(lambda *leaves: jnp.stack(leaves), still, system.hyper)
     loop.train_loop(*parts, tmp_path, quiet=True, hypers=hypers)
     learnt, expected = (saved(d, parts).run.learner for d in (tmp_path, whole.directory))
@@ -296,10 +297,10 @@ def test_something_not_finite_halts_its_seed_alone_and_never_reaches_the_paramet
 
 @pytest.mark.slow
 def test_a_run_whose_seeds_have_all_halted_says_so_and_leaves_only_good_checkpoints(parts, tmp_path, capsys):
-    _, system, run, config = parts
-    run = replace(run, total_steps=40 * 16, num_evaluations=20)
+    _, system, config = parts
+    config = replace(config, run=replace(RUN, total_steps=40 * 16, num_evaluations=20))
     with pytest.raises(SableError, match="every seed has halted"):
-        loop.train_loop(TREACHEROUS, system, run, config, tmp_path)
+        loop.train_loop(TREACHEROUS, system, config, tmp_path)
     said = capsys.readouterr().out
     assert "seed 3 halted" in said and "seed 5 halted" in said
     assert tree.all_finite(saved(tmp_path, parts).run)
@@ -349,7 +350,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_leads_to_the_same_e
 ):
     directory = tmp_path / "run"
     shutil.copytree(whole.directory, directory)
-    (directory / "config.json").write_text(settings.to_json(RUN, CONFIG))
+    (directory / "config.json").write_text(settings.to_json(Config(RUN, CONFIG)))
     runs.begin(directory, ENV.spec)
     before, newest = sorted((directory / checkpoint.FOLDER).iterdir())
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)

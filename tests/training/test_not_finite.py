@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sable import systems
-from sable.config.schema import RunConfig, field_names, system_config
+from sable.config.schema import Config, RunConfig, field_names, system_config
 from sable.envs.suites.probes import PROBES
 from sable.errors import SableError
 from sable.ops import trees as tree
@@ -47,7 +47,7 @@ def parts(system: str, env):
     config = cls(**{name: value for name, value in SIZES.items() if name in field_names(cls)})
     run = RunConfig(task="probe/x", system=system, seeds=SEEDS, total_steps=12 * 16, num_evaluations=3)
     run = replace(run, evaluation_episodes=2, absolute_episodes=2)
-    return env, systems.make(system, env.spec, config), run, config
+    return env, systems.make(system, env.spec, config), Config(run, config)
 
 
 def treacherous(system: str):
@@ -152,8 +152,8 @@ class Stuck(type(PROBES["delayed"])):
 def test_a_mask_without_a_legal_action_ends_the_run_with_the_step_named(tmp_path):
     """Episodes of four steps and rollouts of three: it is in the first step of the second."""
     env = Stuck(**vars(PROBES["delayed"]))
-    _, system, run, config = parts("reinforce", env)
-    config = replace(config, rollout_length=3)
+    _, system, config = parts("reinforce", env)
+    config = replace(config, system=replace(config.system, rollout_length=3))
     words = "probe/x: an agent has no legal action at time step 0 of update 2, seed 0"
     with pytest.raises(SableError, match=words):
-        loop.train_loop(env, system, run, config, tmp_path, quiet=True)
+        loop.train_loop(env, system, config, tmp_path, quiet=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sable import systems
-from sable.config.schema import ActorCriticConfig, RunConfig
+from sable.config.schema import ActorCriticConfig, Config, RunConfig
 from sable.envs.make import make
 from sable.envs.suites.probes import PROBES
 from sable.envs.tasks import list_tasks, parse
@@ -103,7 +103,7 @@ def test_every_environment_and_seed_acts_by_its_own_noise():
     env, length = PROBES["sparse"], 8
     config = ActorCriticConfig(num_envs=8, rollout_length=length, num_minibatches=1)
     system = systems.make("ippo", env.spec, config)
-    program = make_program(env, system, RunConfig(), config)
+    program = make_program(env, system, Config(RunConfig(), config))
     one, other = (jax.jit(program.start)(seed).run for seed in (0, 1))
     other = replace(other, learner=one.learner, rollout_state=one.rollout_state)
     states = [jax.jit(program.update)(run).rollout_state.env_state.env for run in (one, other)]

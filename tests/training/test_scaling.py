@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from sable import envs, systems
-from sable.config.schema import RunConfig, SableConfig
+from sable.config.schema import Config, RunConfig, SableConfig
 from sable.training import update as programs
 
 
@@ -15,7 +15,8 @@ def lowered(num_agents: int, rollout_length: int):
     """One update of null/<N>ag, traced."""
     config = SableConfig(num_envs=2, rollout_length=rollout_length, num_epochs=1, num_minibatches=1)
     env = envs.make(f"null/{num_agents}ag")
-    program = programs.make_program(env, systems.make("sable", env.spec, config), RunConfig(), config)
+    system = systems.make("sable", env.spec, config)
+    program = programs.make_program(env, system, Config(RunConfig(), config))
     state = jax.eval_shape(partial(jax.lax.map, program.start), jnp.zeros(1, jnp.uint32))
     return jax.jit(jax.vmap(program.run_updates, (0, None))).lower(state.run, jnp.int32(1))
 

@@ -13,10 +13,10 @@ def untrained():
     """A function that makes the policy and the environment of a task and a system, with fresh parameters."""
 
     def make(task: str, system: str = "sable", **fields):
-        run, config = sable.configure(task, system=system, **fields)
+        config = sable.configure(task, system=system, **fields)
         env = sable.make_env(task)
-        made = systems.make(system, env.spec, config)
+        made = systems.make(system, env.spec, config.system)
         params = made.init(jax.random.key(1), made.hyper).params
-        return Policy(run, config, env.spec, params, 0), env
+        return Policy(config, env.spec, params, 0), env
 
     return make

@@ -13,8 +13,8 @@ TINY = {"policy_layers": (8,), "critic_layers": (8,)}
 
 def drawn(untrained, task: str, *, steps: int | None = 12):
     team, env = untrained(task, "ippo", **TINY)
-    key = record.episode_key(team.run, 0, 3)
-    recording = record.record(env, team.system, team.params, key, 1, team.run, most_steps=steps)
+    key = record.episode_key(team.config.run, 0, 3)
+    recording = record.record(env, team.system, team.params, key, 1, team.config.run, most_steps=steps)
     episode = record.episode(recording, 0)
     return episode, drawings.draw(task, env, episode)
 
@@ -98,10 +98,12 @@ def test_a_page_of_a_long_episode_stays_small(untrained):
     team, env = untrained("rware/tiny-4ag", embed_dim=64, num_heads=4, num_blocks=3)
     head = team.params["params"]["policy_head"]["head"]["output"]
     head["bias"] = np.array([2.0, -60, 2, 2, -60], np.float32)
-    recording = record.record(env, team.system, team.params, record.episode_key(team.run, 0, 0), 1, team.run)
+    recording = record.record(
+        env, team.system, team.params, record.episode_key(team.config.run, 0, 0), 1, team.config.run
+    )
     assert recording.lengths.tolist() == [500]
     episode = record.episode(recording, 0)
-    shown = [EpisodeView(episode, drawings.draw(team.run.task, env, episode), 0)]
+    shown = [EpisodeView(episode, drawings.draw(team.config.run.task, env, episode), 0)]
     found = explain(team, recording)
     layers = attribution.layers(found.retention, 0, 500)
     assert len(layers) == 3 * 3

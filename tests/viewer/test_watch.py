@@ -47,8 +47,8 @@ def env():
 
 @pytest.fixture(scope="module")
 def recording(team, env):
-    key = record.episode_key(team.run, team.seed, 7)
-    return record.record(env, team.system, team.params, key, 5, team.run)
+    key = record.episode_key(team.config.run, team.seed, 7)
+    return record.record(env, team.system, team.params, key, 5, team.config.run)
 
 
 def test_training_ends_with_a_film_of_the_first_seed(run):
@@ -61,7 +61,7 @@ def test_a_film_that_cannot_be_drawn_is_one_line_and_no_failure(run, env, tmp_pa
     directory = shutil.copytree(run.directory, tmp_path / "r")
     (directory / "video.gif").unlink()
     shutil.rmtree(directory / "checkpoints")
-    config = sable.load(run.directory).run
+    config = sable.load(run.directory).config.run
     running.write_video(directory, env, config, quiet=False)
     said = capsys.readouterr().err
     assert said.startswith("sable: no video.gif: ") and said.count("\n") == 1
@@ -80,8 +80,8 @@ def test_what_is_watched_is_what_the_evaluator_plays(run, recording):
 @pytest.mark.parametrize("task", ["lbf/2s-8x8-2p-2f-coop", "neom/quick-flip-32ag"])
 def test_every_episode_is_the_evaluators(untrained, task):
     team, env = untrained(task)
-    key = record.episode_key(team.run, 0, 3)
-    recording = record.record(env, team.system, team.params, key, 8, team.run)
+    key = record.episode_key(team.config.run, 0, 3)
+    recording = record.record(env, team.system, team.params, key, 8, team.config.run)
     stats = evaluate_policy(env, team.system, team.params, key, 8)
     for index in range(8):
         one = record.episode(recording, index)
@@ -89,8 +89,8 @@ def test_every_episode_is_the_evaluators(untrained, task):
 
 
 def test_greedy_play_is_what_the_loaded_team_does(team, env):
-    key = record.episode_key(team.run, team.seed, None)
-    seen = record.record(env, team.system, team.params, key, 5, team.run, greedy=True)
+    key = record.episode_key(team.config.run, team.seed, None)
+    seen = record.record(env, team.system, team.params, key, 5, team.config.run, greedy=True)
     team.reset(batch=5)
     for view, action in zip(seen.observation.view, seen.action, strict=True):
         np.testing.assert_array_equal(team.act(view, greedy=True), action)
@@ -140,8 +140,8 @@ def test_the_parts_add_up_to_what_was_recalled_while_acting(team, recording):
 
 def acted_outputs(team, recording, index) -> dict:
     """What each retention layer hands on while the team acts: encoded at once, decoded agent by agent."""
-    net, ids = Sable(team.config, team.spec), jnp.arange(2)
-    memory, outputs = initial_memory(team.config, 1), {}
+    net, ids = Sable(team.config.system, team.spec), jnp.arange(2)
+    memory, outputs = initial_memory(team.config.system, 1), {}
 
     def caught(method, *args):
         capture = attribution.Capture()
@@ -267,8 +267,8 @@ def test_a_page_of_a_team_without_memory_says_nothing_of_it(untrained, tmp_path)
     data = content_of(path.read_text())
     assert data["odds"] == "probability" and not data["inTurn"]
     assert all(one["memory"] is None and one["values"] for one in data["episodes"])
-    key = record.episode_key(team.run, 0, 0)
-    legal = record.record(env, team.system, team.params, key, 2, team.run).observation.action_mask
+    key = record.episode_key(team.config.run, 0, 0)
+    legal = record.record(env, team.system, team.params, key, 2, team.config.run).observation.action_mask
     packed = data["episodes"][0]["odds"][1]
     odds = np.frombuffer(base64.b64decode(packed), np.uint8).reshape(1, 2, 3)
     np.testing.assert_array_equal(odds == 255, ~legal[:1, 0])
@@ -294,8 +294,8 @@ def test_every_system_can_be_watched(untrained, system, task, odds, tmp_path):
     data = content_of(path.read_text())
     assert data["odds"] == odds and data["inTurn"] == (system in ("mat", "sable"))
     assert all((one["memory"] is not None) == (system == "sable") for one in data["episodes"])
-    key = record.episode_key(team.run, 0, 0)
-    recording = record.record(env, team.system, team.params, key, 2, team.run)
+    key = record.episode_key(team.config.run, 0, 0)
+    recording = record.record(env, team.system, team.params, key, 2, team.config.run)
     found = explain(team, recording)
     if odds == "spread":  # most actions lie within a standard deviation, and all about where they were drawn
         low, middle, high = np.moveaxis(found.spread, -1, 0)

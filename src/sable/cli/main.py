@@ -255,7 +255,7 @@ def _benchmark(argv: Argv) -> int:
         for number, cell in enumerate(cells):
             now = benchmark.status(cell)
             shown = now.text if now.state in ("waiting", "stopped") else f"{now.state} {now.text}"
-            print(f"{number:>5}  {cell.run.task:24}  {cell.label:24}  {shown}")
+            print(f"{number:>5}  {cell.config.run.task:24}  {cell.label:24}  {shown}")
         return 0
     if index is not None:
         return _one_cell(cells, index, quiet, requeue)
@@ -506,12 +506,12 @@ _COMMANDS: dict[str, Callable[[Argv], int]] = {
 
 def _train_help(args: dict[str, tp.Any]) -> str:
     """Return the help of `sable train`, whose defaults are those for the task and system that were given."""
-    run, config = sable.configure(args.get("task"), system=args.get("system", "sable"))
-    defaults = dataclasses.asdict(run) | dataclasses.asdict(config)
-    about = f"Defaults shown are those for {run.task}" + (
+    config = sable.configure(args.get("task"), system=args.get("system", "sable"))
+    defaults = dataclasses.asdict(config.run) | dataclasses.asdict(config.system)
+    about = f"Defaults shown are those for {config.run.task}" + (
         "" if "task" in args else ", the task trained without TASK"
     )
-    parser = train_parser(run.system, defaults)
+    parser = train_parser(config.run.system, defaults)
     parser.epilog = about + "; those for another task: sable train TASK --help."
     return parser.format_help()
 

@@ -4,6 +4,7 @@ paper). Imports no jax."""
 
 from sable.config.schema import (
     ActorCriticConfig,
+    Config,
     HASACConfig,
     MASACConfig,
     MATConfig,
@@ -15,6 +16,7 @@ from sable.config.schema import (
 
 __all__ = [
     "ActorCriticConfig",
+    "Config",
     "HASACConfig",
     "MASACConfig",
     "MATConfig",

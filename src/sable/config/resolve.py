@@ -16,6 +16,7 @@ from sable.config.meaning import number_of, since
 from sable.config.schema import (
     ONLY_ACTIONS,
     SYSTEM_CONFIGS,
+    Config,
     PPOConfig,
     RunConfig,
     SystemConfig,
@@ -44,9 +45,7 @@ FORMAT = 1
 """Version of the dictionary that `to_dict` writes."""
 
 
-def resolve(
-    run_fields: Fields, system_fields: Fields, trust: Trust = NOTHING
-) -> tuple[RunConfig, SystemConfig]:
+def resolve(run_fields: Fields, system_fields: Fields, trust: Trust = NOTHING) -> Config:
     """Return the checked configuration: defaults <- recipe for the suite <- recipe for the task <- given
     fields."""
     system_class = system_config(run_fields.get("system", RunConfig.system), trust)
@@ -55,31 +54,29 @@ def resolve(
     run = build(RunConfig, run_fields)
     run_recipe, system_recipe = split_fields(recipe(run.system, run.task), run.system, trust)
     run = build(RunConfig, {**run_recipe, **run_fields})
-    return _check_config(run, build(system_class, {**system_recipe, **system_fields}))
+    return _check_config(Config(run, build(system_class, {**system_recipe, **system_fields})))
 
 
-def replace_fields(
-    run: RunConfig, config: SystemConfig, run_fields: Fields, system_fields: Fields
-) -> tuple[RunConfig, SystemConfig]:
+def replace_fields(config: Config, run_fields: Fields, system_fields: Fields) -> Config:
     """Return the same configuration with some fields changed, checked again."""
-    return _check_config(
-        build(RunConfig, {**dataclasses.asdict(run), **run_fields}),
-        build(type(config), {**dataclasses.asdict(config), **system_fields}),
-    )
+    run = build(RunConfig, {**dataclasses.asdict(config.run), **run_fields})
+    system = build(type(config.system), {**dataclasses.asdict(config.system), **system_fields})
+    return _check_config(Config(run, system))
 
 
-def _check_config(run: RunConfig, config: SystemConfig) -> tuple[RunConfig, SystemConfig]:
+def _check_config(config: Config) -> Config:
     """Refuse what does not go together."""
-    check_together(config)
-    check_updates(run.total_steps, config)
-    if isinstance(config, PPOConfig) and 0 < config.learning_rate_horizon < run.total_steps:
+    run, system = config.run, config.system
+    check_together(system)
+    check_updates(run.total_steps, system)
+    if isinstance(system, PPOConfig) and 0 < system.learning_rate_horizon < run.total_steps:
         raise SableError(
-            f"with learning_rate_horizon={config.learning_rate_horizon} nothing is learnt at the end of "
+            f"with learning_rate_horizon={system.learning_rate_horizon} nothing is learnt at the end of "
             f"total_steps={run.total_steps}; make it as long, or 0 to keep learning rates constant"
         )
     if run.devices:
-        split_devices(run.devices, len(run.seeds), config)
-    return run, config
+        split_devices(run.devices, len(run.seeds), system)
+    return config
 
 
 def quick_fields(system: str, trust: Trust = NOTHING) -> dict[str, tp.Any]:
@@ -162,27 +159,29 @@ _FAMILIES = {"ppo": ["ippo", "mappo"], "sac": ["masac", "hasac"]}
 """Systems that share their settings in the paper."""
 
 
-def to_dict(run: RunConfig, config: SystemConfig) -> dict[str, tp.Any]:
+def to_dict(config: Config) -> dict[str, tp.Any]:
     """Return the configuration as plain data; `from_dict` is its exact inverse, also through JSON."""
-    data = {"format": FORMAT, "meaning": config.meaning}
-    return data | {"run": dataclasses.asdict(run), "config": settings_of(config)}
+    data = {"format": FORMAT, "meaning": config.system.meaning}
+    return data | {"run": dataclasses.asdict(config.run), "config": settings_of(config.system)}
 
 
-def to_json(run: RunConfig, config: SystemConfig) -> str:
+def to_json(config: Config) -> str:
     """Return the configuration as JSON text."""
-    return json.dumps(to_dict(run, config), indent=2)
+    return json.dumps(to_dict(config), indent=2)
 
 
-def from_dict(data: tp.Any, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
+def from_dict(data: tp.Any, trust: Trust = NOTHING) -> Config:
     """Return the configuration that `to_dict` made `data` from, in this version or an older one; anything
     else is refused, and so is a system from outside sable unless `trust` covers it. Its meaning is an older
     one only where something that concerns it has changed since."""
     run, fields = _read_run(data)
     trust.require_equal("env", run.task)
     trust.require_equal("system", run.system)
-    config = _build_system(fields, system_config(run.system, trust))
+    system = _build_system(fields, system_config(run.system, trust))
     number = number_of(data)
-    return run, dataclasses.replace(config, meaning=number) if since(number, run, vars(config)) else config
+    if since(number, run, vars(system)):
+        system = dataclasses.replace(system, meaning=number)
+    return Config(run, system)
 
 
 def plain_from_dict(data: tp.Any) -> tuple[RunConfig, dict[str, tp.Any]]:

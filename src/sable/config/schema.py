@@ -1,4 +1,4 @@
-"""Every setting there is: what to run (RunConfig) and each system's own numbers.
+"""Every setting there is: what to run (RunConfig), each system's own numbers, and both together (Config).
 
 Imports no jax, so that mistakes answer at once. `resolve` says where their values come from, `checks` which
 ones are allowed.
@@ -69,6 +69,16 @@ class SystemConfig:
     # What training with these settings means (see `meaning`). No setting: it has no flag and is in no recipe,
     # and is written beside the settings. It is an older one in what was read from a file only.
     meaning: int = MEANING
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run is trained with."""
+
+    run: RunConfig
+    """The run: its task, length and measurements."""
+    system: SystemConfig
+    """Settings of its learning system, of that system's own class."""
 
 
 @dataclass(frozen=True, kw_only=True)

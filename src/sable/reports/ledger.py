@@ -261,16 +261,17 @@ def config_hash(data: tp.Mapping[str, tp.Any]) -> str:
 def command(run: RunConfig, fields: Fields) -> str:
     """Return the command that trains with these settings: a flag for each that is not this code's default for
     the task. Of a system from outside sable, whose defaults are in its own code, that is every one."""
-    usual = RunConfig(), None
+    defaults = RunConfig(), None
     if run.system in SYSTEM_CONFIGS:
         usual = settings.resolve({"task": run.task, "system": run.system}, {})
+        defaults = usual.run, usual.system
     words = ["sable", "train", run.task] + (
         ["--system", run.system] if run.system != RunConfig.system else []
     )
     count = len(run.seeds)
     every = run.seeds == tuple(range(count))
     words += ["--num-seeds", str(count)] if every else ["--seeds", *map(str, run.seeds)]
-    for values, default in zip((vars(run), fields), usual, strict=True):
+    for values, default in zip((vars(run), fields), defaults, strict=True):
         for name, value in values.items():
             if name not in ("task", "system", "seeds", *NEUTRAL) and value != getattr(default, name, None):
                 words += _flag(name.replace("_", "-"), value)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from sable.config import meaning
 from sable.config import resolve as settings
-from sable.config.schema import RunConfig, SystemConfig, resume_argv
+from sable.config.schema import Config, RunConfig, resume_argv
 from sable.envs.custom import suite_and_name
 from sable.errors import SableError
 from sable.files import read_regular, remove_leftovers, require_unicode, write_atomically
@@ -67,32 +67,32 @@ def folder(out: Path, run: RunConfig) -> Path:
 
 
 @contextlib.contextmanager
-def claim_new(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> tp.Iterator[Path]:
+def claim_new(out: Path, config: Config, name: str | None = None) -> tp.Iterator[Path]:
     """Hold a new run directory, with config.json in it, for this process; imports no jax. The name is the
     time where none is given.
 
     Of several processes that start at once with one name, the one that holds the folder writes; the others
     write nothing.
     """
-    directory = _make_folder(out, run, name)
+    directory = _make_folder(out, config.run, name)
     with claim(directory):
         _refuse_used(directory)  # by another process, since it was made
         try:
-            write_json(directory / "config.json", settings.to_dict(run, config))
+            write_json(directory / "config.json", settings.to_dict(config))
         except OSError as error:
             raise _cannot_write(directory, error) from None
         yield directory
 
 
-def create_pending(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+def create_pending(out: Path, config: Config, name: str | None = None) -> Path:
     """Return a new run directory with config.json in it, which a resume will begin; imports no jax."""
-    with claim_new(out, run, config, name) as directory:
+    with claim_new(out, config, name) as directory:
         return directory
 
 
-def create(out: Path, run: RunConfig, config: SystemConfig, name: str | None = None) -> Path:
+def create(out: Path, config: Config, name: str | None = None) -> Path:
     """Return a new run directory that begins now: with config.json and meta.json."""
-    directory = create_pending(out, run, config, name)
+    directory = create_pending(out, config, name)
     begin(directory)
     return directory
 
@@ -223,7 +223,7 @@ def refuse_batch(directory: Path) -> None:
         raise SableError(f"{directory} is a batch of a study: the command that began it, sable tune, goes on")
 
 
-def read_config(directory: Path, trust: Trust = NOTHING) -> tuple[RunConfig, SystemConfig]:
+def read_config(directory: Path, trust: Trust = NOTHING) -> Config:
     """Return what the run was asked to do; refused where its system is from outside sable and not covered by
     `trust`."""
     data = read_object(find(directory) / "config.json")

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from sable import systems
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config
 from sable.envs.base import Env
 from sable.systems.base import System
 from sable.training import device_memory as memory
@@ -30,22 +30,21 @@ class DryRun:
     for, and nothing but `start` fills the device."""
 
     env: Env
-    run: RunConfig
-    config: SystemConfig
+    config: Config
     compile_seconds: dict[str, float] = field(default_factory=dict)
     """of what was asked for so far; tracing counts, of an update mostly among its `shapes`"""
 
     @cached_property
     def system(self) -> System:
-        return systems.make(self.run.system, self.env.spec, self.config)
+        return systems.make(self.config.run.system, self.env.spec, self.config.system)
 
     @cached_property
     def program(self) -> Program:
-        return make_program(self.env, self.system, self.run, self.config)
+        return make_program(self.env, self.system, self.config)
 
     @cached_property
     def compiler(self) -> Compiler:
-        return Compiler(self.run, devices.make_mesh(self.run, self.config))
+        return Compiler(self.config.run, devices.make_mesh(self.config))
 
     @cached_property
     def state(self) -> State:
@@ -69,7 +68,7 @@ class DryRun:
     @cached_property
     def rollout(self) -> Rollout:
         """The shapes of one seed's rollout."""
-        one, length = self._one_seed, self.config.rollout_length
+        one, length = self._one_seed, self.config.system.rollout_length
         gather = partial(collect, self.env, self.system, length=length, reset_pool_size=1)
         return jax.eval_shape(gather, one.learner, one.rollout_state, one.key)[1]
 
@@ -115,7 +114,7 @@ class DryRun:
 
     @property
     def _seeds(self) -> np.ndarray:
-        return np.array(self.run.seeds, np.uint32)
+        return np.array(self.config.run.seeds, np.uint32)
 
 
 class Timing(tp.NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from sable.config.schema import Config
 from sable.errors import SableError
 from sable.files import write_atomically
 from sable.installation import pip_install
@@ -38,9 +39,9 @@ class Step(tp.NamedTuple):
 def step(policy: Policy, *, greedy: bool) -> Step:
     """Return what `policy.step` does. Sampling needs a key, which the memory then holds as two numbers."""
     # The others only pay on large devices.
-    if getattr(policy.config, "decoding", "sequential") != "sequential":
-        config = replace(policy.config, decoding="sequential")  # pyright: ignore[reportCallIssue]
-        policy = Policy(policy.run, config, policy.spec, policy.params)
+    if getattr(policy.config.system, "decoding", "sequential") != "sequential":
+        system = replace(policy.config.system, decoding="sequential")  # pyright: ignore[reportCallIssue]
+        policy = Policy(Config(policy.config.run, system), policy.spec, policy.params)
     spec, blank = policy.spec, policy.initial_memory(1)
     leaves, form = jax.tree.flatten(blank.remembered)
     names = [f"memory_{number}" for number in range(len(leaves))]
@@ -100,14 +101,14 @@ def onnx(policy: Policy) -> bytes:
         model = to_onnx(
             flat,
             shapes,
-            model_name=policy.run.system,
+            model_name=policy.config.run.system,
             input_names=["views", "legal", "first", *names],
             output_names=["actions", *(f"{name}_after" for name in names)],
         )
     except NotImplementedError as error:  # how jax2onnx says that it knows no counterpart of an operation
         why = str(error).partition("\n")[0]
         raise SableError(
-            f"jax2onnx cannot convert {policy.run.system}: {why}; --format stablehlo would work"
+            f"jax2onnx cannot convert {policy.config.run.system}: {why}; --format stablehlo would work"
         ) from None
     return model.SerializeToString()
 
@@ -126,8 +127,8 @@ def write(policy: Policy, folder: Path, *, format: str) -> None:
         write_atomically(folder / name, content)
     about = {
         "format": format,
-        "task": policy.run.task,
-        "system": policy.run.system,
+        "task": policy.config.run.task,
+        "system": policy.config.run.system,
         "seed": policy.seed,
         "jax": jax.__version__,
         "platforms": list(PLATFORMS) if format == "stablehlo" else ["any ONNX runtime"],
@@ -188,7 +189,7 @@ memory = dict(zip(memory, after))
 
 
 def _readme(policy: Policy, format: str) -> str:
-    return f"""# {policy.run.system} on {policy.run.task}, as {format}
+    return f"""# {policy.config.run.system} on {policy.config.run.task}, as {format}
 
 One call is one step of {policy.spec.num_agents} agents in `batch` episodes. Memory goes in and comes out;
 it begins with zeros. `first` [batch] is true where an episode begins, which empties that part of the memory;

@@ -10,7 +10,7 @@ from sable.quiet import silence_output
 from sable.trust import Trust
 
 if tp.TYPE_CHECKING:
-    from sable.config.schema import RunConfig, SystemConfig
+    from sable.config.schema import Config, RunConfig
     from sable.envs.base import Env
     from sable.errors import SableError
     from sable.training.device_memory import DoesNotFit
@@ -18,8 +18,7 @@ if tp.TYPE_CHECKING:
 
 
 def run_training(
-    run: "RunConfig",
-    config: "SystemConfig",
+    config: "Config",
     env: "Env | str | None",
     claim_directory: Callable[[], tp.ContextManager[Path]],
     *,
@@ -39,10 +38,10 @@ def run_training(
     from sable.runs import directory as runs
     from sable.training import processes
 
-    processes.join(run)  # before anything touches a device
+    processes.join(config.run)  # before anything touches a device
     with ExitStack() as stack:
         stack.enter_context(silence_output(quiet))
-        env = stack.enter_context(open_run_env(run, env, trust, env_timeout))
+        env = stack.enter_context(open_run_env(config.run, env, trust, env_timeout))
         from sable import systems
         from sable.envs.python.vector_env import PythonVectorEnv
         from sable.runs.curve import draw_curve
@@ -51,8 +50,8 @@ def run_training(
         from sable.training import host_rollout as hosted
         from sable.training.interruption import Exit, interruption
 
-        system = systems.make(run.system, env.spec, config)
-        hosted.refuse_sharing(env, mesh := devices.make_mesh(run, config))
+        system = systems.make(config.run.system, env.spec, config.system)
+        hosted.refuse_sharing(env, mesh := devices.make_mesh(config))
         now = circumstances.describe(mesh.size if mesh else 1)
         circumstances_here, is_resumption = circumstances.of(now), False
 
@@ -74,7 +73,7 @@ def run_training(
         hint = f"go on with: sable train {runs.how_to_resume(directory)}"
         exit = Exit(hint, requeue, speaks=processes.is_main_process())
         interrupted = stack.enter_context(interruption(exit))
-        parts = env, system, run, config, directory
+        parts = env, system, config, directory
         how = {
             "resume": resume,
             "quiet": quiet,
@@ -84,7 +83,7 @@ def run_training(
         try:
             result = loop.train_loop(*parts, **how)
         except memory.DoesNotFit as error:
-            raise _refusal(error, env, run, config, None if resume else directory) from None
+            raise _refusal(error, env, config, None if resume else directory) from None
         if not processes.is_main_process() or (result.interrupted is not None and runs.is_whole(directory)):
             return result  # a finished run that was not measured again stays as it is
         with runs.explaining_write_errors(directory):
@@ -94,8 +93,9 @@ def run_training(
             draw_curve(directory, result.summary.get("absolute_return"))
             if result.interrupted is None:
                 results.export(directory, result.summary)
-                if run.video and not isinstance(env, PythonVectorEnv):  # whose episodes cannot be recorded
-                    write_video(directory, env, run, quiet=quiet)
+                # Episodes of Python environments cannot be recorded.
+                if config.run.video and not isinstance(env, PythonVectorEnv):
+                    write_video(directory, env, config.run, quiet=quiet)
                 runs.finish(directory, result.summary)
     return result
 
@@ -109,9 +109,7 @@ def write_video(directory: Path, env: "Env", run: "RunConfig", *, quiet: bool) -
         print(f"sable: {problem}", file=sys.stderr)
 
 
-def _refusal(
-    error: "DoesNotFit", env: "Env", run: "RunConfig", config: "SystemConfig", directory: Path | None
-) -> "SableError":
+def _refusal(error: "DoesNotFit", env: "Env", config: "Config", directory: Path | None) -> "SableError":
     """Return the refusal of a run that does not fit, with what would; its folder, if it was made for it, is
     gone."""
     from sable.runs import directory as runs
@@ -121,9 +119,9 @@ def _refusal(
 
     if directory is not None and processes.is_main_process():
         runs.discard(directory)
-    if processes.detect_processes(run).count > 1 or isinstance(error, memory.TooManyEpisodes):
+    if processes.detect_processes(config.run).count > 1 or isinstance(error, memory.TooManyEpisodes):
         return error
-    return sizes.refusal(error, env, run, config)
+    return sizes.refusal(error, env, config)
 
 
 def caller_trust(env: "Env | str | None", system: str | None, everything: bool) -> Trust:

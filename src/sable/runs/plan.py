@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config
 from sable.envs.base import Env
 from sable.runs import fit as sizes
 from sable.runs.dry_run import DryRun, Timing, time_calls
@@ -73,18 +73,18 @@ def no_progress(plan: Plan, step: str) -> None:
 @memory.explain_out_of_memory()
 def estimate(dry_run: DryRun) -> Plan:
     """Return what training would take as far as shapes alone tell it: nothing is compiled, nothing is run."""
-    run, config, room = dry_run.run, dry_run.config, sizes.memory_limit()
+    config, room = dry_run.config, sizes.memory_limit()
     parts = _estimated_parts(dry_run)
     needed = sum(parts.values())
     growing = needed - parts["parameters"] - parts["optimiser"] - parts["replay"]
-    steps_per_update = config.num_envs * config.rollout_length
+    steps_per_update = config.system.num_envs * config.system.rollout_length
     return Plan(
-        task=run.task,
-        system=run.system,
-        num_seeds=len(run.seeds),
-        num_envs=config.num_envs,
+        task=config.run.task,
+        system=config.run.system,
+        num_seeds=len(config.run.seeds),
+        num_envs=config.system.num_envs,
         parameters=memory.num_parameters(dry_run.state),
-        updates=job.schedule(run, steps_per_update)[-1],
+        updates=job.schedule(config.run, steps_per_update)[-1],
         steps_per_update=steps_per_update,
         device=jax.devices()[0].device_kind,
         measured=False,
@@ -98,16 +98,14 @@ def estimate(dry_run: DryRun) -> Plan:
 
 
 @memory.explain_out_of_memory()
-def make_plan(
-    env: Env, run: RunConfig, config: SystemConfig, *, measure: bool = True, progress: Progress = no_progress
-) -> Plan:
+def make_plan(env: Env, config: Config, *, measure: bool = True, progress: Progress = no_progress) -> Plan:
     """Return what training `run` would take here: from shapes, then from compilations and a few updates."""
-    dry_run = DryRun(env, run, config)
+    dry_run = DryRun(env, config)
     found = estimate(dry_run)
     if not measure:
         return found
-    other, room = DryRun(env, *sizes.other_size(run, config)), sizes.memory_limit()
-    progress(found, f"compiling an update of {config.num_envs} environments")
+    other, room = DryRun(env, sizes.other_size(config)), sizes.memory_limit()
+    progress(found, f"compiling an update of {config.system.num_envs} environments")
     found = dataclasses.replace(
         found,
         measured=True,
@@ -115,11 +113,13 @@ def make_plan(
         needed_bytes=dry_run.needed,
         fits=dry_run.needed <= room,
     )
-    progress(found, f"compiling one of {other.config.num_envs}, to see what more environments cost")
+    progress(found, f"compiling one of {other.config.system.num_envs}, to see what more environments cost")
     found = dataclasses.replace(found, largest_num_envs=sizes.max_envs(dry_run, other, room))
-    progress(found, "compiling one of two seeds" if len(run.seeds) == 1 else "looking for the most seeds")
+    progress(
+        found, "compiling one of two seeds" if len(config.run.seeds) == 1 else "looking for the most seeds"
+    )
     found = dataclasses.replace(found, largest_num_seeds=sizes.max_seeds(dry_run, room))
-    boundaries = job.schedule(run, found.steps_per_update)
+    boundaries = job.schedule(config.run, found.steps_per_update)
     return dataclasses.replace(found, **_times(dry_run, other, boundaries, room, partial(progress, found)))
 
 
@@ -158,7 +158,7 @@ def _counted_parts(dry_run: DryRun) -> dict[str, int]:
 
 def _estimated_parts(dry_run: DryRun) -> dict[str, int]:
     """Return the same by shapes alone."""
-    temporaries = temporary_bytes(dry_run.update) * len(dry_run.run.seeds) // _num_devices(dry_run)
+    temporaries = temporary_bytes(dry_run.update) * len(dry_run.config.run.seeds) // _num_devices(dry_run)
     rollout = min(_rollout_bytes(dry_run), temporaries)
     return _state_parts(dry_run) | {"rollout": rollout, "other temporaries": temporaries - rollout}
 
@@ -176,11 +176,11 @@ def _state_parts(dry_run: DryRun) -> dict[str, int]:
 
 
 def _rollout_bytes(dry_run: DryRun) -> int:
-    return memory.tree_bytes(dry_run.rollout) * len(dry_run.run.seeds) // _num_devices(dry_run)
+    return memory.tree_bytes(dry_run.rollout) * len(dry_run.config.run.seeds) // _num_devices(dry_run)
 
 
 def _num_devices(dry_run: DryRun) -> int:
-    return dry_run.run.devices or jax.device_count()
+    return dry_run.config.run.devices or jax.device_count()
 
 
 def _times(
@@ -192,17 +192,17 @@ def _times(
 ) -> dict[str, tp.Any]:
     """Return the fields of a Plan that take running to know: the small program first, then the run's own if
     that will not take long."""
-    run, num_envs = dry_run.run, dry_run.config.num_envs
-    small = min(dry_run, other, key=lambda each: each.config.num_envs)
+    run, num_envs = dry_run.config.run, dry_run.config.system.num_envs
+    small = min(dry_run, other, key=lambda each: each.config.system.num_envs)
     if small.needed > room:
         return {}
-    progress(f"timing updates of {small.config.num_envs} environments")
+    progress(f"timing updates of {small.config.system.num_envs} environments")
     update, state = _timed_updates(small, small.start())
     progress("compiling and timing an evaluation")
     assess = small.assess  # compiled before the clock starts
     evaluation, _ = time_calls(lambda state: assess(state)[0], state, 1, patience=PROBE_SECONDS)
     del state
-    probed, seconds = small, update.seconds * num_envs / small.config.num_envs
+    probed, seconds = small, update.seconds * num_envs / small.config.system.num_envs
     # Accelerators take hardly longer for many environments than for few: there this is far too much.
     likely = seconds if jax.default_backend() == "cpu" else seconds / 10
     if small is not dry_run and dry_run.needed <= room and likely <= PROBE_SECONDS:
@@ -214,11 +214,11 @@ def _times(
     compiling += small.compile_seconds["start"] + 2 * small.compile_seconds["assess"]
     evaluations = len(boundaries) + run.absolute_episodes / run.evaluation_episodes
     return {
-        "probed_num_envs": probed.config.num_envs,
+        "probed_num_envs": probed.config.system.num_envs,
         "compile_seconds": compiling,
         "update_seconds": seconds,
         "evaluation_seconds": evaluation.seconds,
-        "steps_per_second": len(run.seeds) * num_envs * dry_run.config.rollout_length / seconds,
+        "steps_per_second": len(run.seeds) * num_envs * dry_run.config.system.rollout_length / seconds,
         "total_seconds": compiling + boundaries[-1] * seconds + evaluations * evaluation.seconds,
     }
 

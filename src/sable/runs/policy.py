@@ -20,7 +20,7 @@ import numpy as np
 from sable import systems, tensors
 from sable.config import checks, renamed
 from sable.config import resolve as settings
-from sable.config.schema import SYSTEM_CONFIGS, RunConfig, SystemConfig, check_actions, settings_of
+from sable.config.schema import SYSTEM_CONFIGS, Config, check_actions, settings_of
 from sable.envs.base import Env
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError
@@ -51,13 +51,11 @@ class Memory:
 class Policy:
     """A trained team. `act` keeps the memory inside; `step` is handed it and hands it back."""
 
-    def __init__(
-        self, run: RunConfig, config: SystemConfig, spec: EnvSpec, params: PyTree, seed: int | None = None
-    ):
-        self.run, self.config, self.spec = run, config, spec
+    def __init__(self, config: Config, spec: EnvSpec, params: PyTree, seed: int | None = None):
+        self.config, self.spec = config, spec
         self.seed = seed  # which of the run's seeds it is
         self.params = jax.tree.map(jnp.asarray, params)  # on the device, once
-        self.system = systems.make(run.system, spec, config)
+        self.system = systems.make(config.run.system, spec, config.system)
         self._steps = {greedy: jax.jit(partial(self.decide, greedy=greedy)) for greedy in (False, True)}
         self._memory: Memory | None = None
 
@@ -124,7 +122,7 @@ class Policy:
         size = self.spec.state_size
         state = jnp.zeros((view.shape[0], size)) if size else ()
         observation = Observation(view=view, action_mask=legal, step_count=time, state=state)
-        with jax.default_matmul_precision(self.run.precision):
+        with jax.default_matmul_precision(self.config.run.precision):
             decision = self.system.act(
                 params, observation, tree.reset_memory(memory.remembered, first), sample_key
             )
@@ -147,18 +145,18 @@ def load(path: str | Path, *, seed: int | None = None, trust: Trust = NOTHING) -
             total != _sum(about) and (about["format"], total) != (1, None)
         ):
             raise SableError("it is not what was written")
-        (run, config), spec = settings.from_dict(about["settings"], trust), _parse_spec(about["spec"])
+        config, spec = settings.from_dict(about["settings"], trust), _parse_spec(about["spec"])
     except Untrusted as error:
         raise Untrusted(f"{directory}: {error}") from None
     except (KeyError, TypeError, SableError) as error:
         raise SableError(f"{directory / ABOUT} cannot be used: {error}") from None
-    kinds = _parameters(run, config, spec)
+    kinds = _parameters(config, spec)
     params = tensors.read(directory / WEIGHTS, tensors.most_bytes(kinds), str(about.get("weights")))
     params = _current(params, kinds)
     tensors.refuse_unfit(params, kinds, str(directory / WEIGHTS))
     if seed is not None and seed != about.get("seed"):
         raise SableError(f"{directory} holds seed {about.get('seed')} alone, not {seed}")
-    return Policy(run, config, spec, _unflatten(params), about.get("seed"))
+    return Policy(config, spec, _unflatten(params), about.get("seed"))
 
 
 def export(
@@ -205,7 +203,7 @@ def export_seeds(run: str | Path, out: str | Path, trust: Trust = NOTHING) -> Pa
     """Return the folder `out` with a folder for every seed of a run in it, which `load` reads."""
     directory, folder = runs.find(run), Path(out).expanduser()
     best_params = _read_best(directory, trust)
-    places = {seed: folder / str(seed) for seed in best_params.run.seeds}
+    places = {seed: folder / str(seed) for seed in best_params.config.run.seeds}
     for place in places.values():
         remove_leftovers(place)
         empty = not place.exists() or (place.is_dir() and not any(place.iterdir()))
@@ -226,7 +224,7 @@ def collect_policies(run: str | Path) -> Path:
     """Return the folder `policies` in a run, with the best policy of every seed: exported now, or before
     where the run has no checkpoints any more, then perhaps of some seeds only."""
     directory = runs.find(run)
-    configured, folder = runs.read_config(directory), directory / POLICIES
+    config, folder = runs.read_config(directory), directory / POLICIES
     if (directory / checkpoint.FOLDER).is_dir():
         export_seeds(directory, folder)
     elif not folder.is_dir():
@@ -234,12 +232,12 @@ def collect_policies(run: str | Path) -> Path:
             f"{directory} keeps no policies: it has neither {checkpoint.FOLDER} nor {POLICIES}, as "
             f"`sable export RUN -o RUN/{POLICIES} --every-seed` makes them where the run lies"
         )
-    exported = [seed for seed in configured[0].seeds if (folder / str(seed)).is_dir()]
+    exported = [seed for seed in config.run.seeds if (folder / str(seed)).is_dir()]
     if not exported:
-        listed = " ".join(map(str, configured[0].seeds))
+        listed = " ".join(map(str, config.run.seeds))
         raise SableError(f"{folder} has a policy of none of the run's seeds: {listed}")
     for policy in (load(folder / str(seed), seed=seed) for seed in exported):
-        if (policy.run, policy.config) != configured:
+        if policy.config != config:
             raise SableError(f"{folder / str(policy.seed)} is a policy of another run")
     return folder
 
@@ -248,11 +246,13 @@ def measure(
     policies: tp.Sequence[Policy], env: Env | PythonVectorEnv, *, episodes: int, seed: int | None = None
 ) -> np.ndarray:
     """Return the returns [policies, episodes] of fresh episodes that policies of one run play."""
-    run, config, spec = policies[0].run, policies[0].config, policies[0].spec
+    config, spec = policies[0].config, policies[0].spec
     if env.spec != spec:
-        raise SableError(f"{run.task} is another environment now: its sizes are not those of the policy")
+        raise SableError(
+            f"{config.run.task} is another environment now: its sizes are not those of the policy"
+        )
     params = jax.tree.map(lambda *each: jnp.stack(each), *(policy.params for policy in policies))
-    stats = best.evaluate_params(env, policies[0].system, run, config, params, episodes=episodes, seed=seed)
+    stats = best.evaluate_params(env, policies[0].system, config, params, episodes=episodes, seed=seed)
     return stats["return"]
 
 
@@ -260,7 +260,7 @@ def _write_about(policy: Policy, folder: Path, directory: Path) -> None:
     """Write what an export says of its weights, which are there already: what has it is whole."""
     about = {
         "format": FORMAT,
-        "settings": settings.to_dict(policy.run, policy.config),
+        "settings": settings.to_dict(policy.config),
         "spec": dataclasses.asdict(policy.spec),
         "seed": policy.seed,
         "weights": checkpoint.sha256(folder / WEIGHTS),
@@ -274,8 +274,7 @@ def _write_about(policy: Policy, folder: Path, directory: Path) -> None:
 class BestParams(tp.NamedTuple):
     """The best parameters of a run."""
 
-    run: RunConfig
-    config: SystemConfig
+    config: Config
     spec: EnvSpec
     params: dict[str, np.ndarray]  # [S, ..] each
     ranks: np.ndarray  # [S] the absolute returns, or scores in training where the run has not finished
@@ -287,19 +286,19 @@ def _load_run(directory: Path, seed: int | None, trust: Trust) -> Policy:
 
 
 def _make_policy(best_params: BestParams, seed: int | None, directory: Path) -> Policy:
-    run = best_params.run
+    run = best_params.config.run
     if seed is not None and seed not in run.seeds:
         raise SableError(f"{directory} has no seed {seed}; it has {', '.join(map(str, run.seeds))}")
     index = run.seeds.index(seed) if seed is not None else int(np.nanargmax(best_params.ranks))
     params = {name: x[index] for name, x in best_params.params.items()}
-    kinds = _parameters(run, best_params.config, best_params.spec)
+    kinds = _parameters(best_params.config, best_params.spec)
     params = _current(params, kinds)
     tensors.refuse_unfit(params, kinds, f"the newest checkpoint of {directory}")
-    return Policy(run, best_params.config, best_params.spec, _unflatten(params), run.seeds[index])
+    return Policy(best_params.config, best_params.spec, _unflatten(params), run.seeds[index])
 
 
 def _read_best(directory: Path, trust: Trust = NOTHING) -> BestParams:
-    run, config = runs.read_config(directory, trust)
+    config = runs.read_config(directory, trust)
     saved = _read_object(directory / "spec.json")
     if not saved:
         raise SableError(f"{directory} has no spec.json: it was trained by a version that did not keep one")
@@ -307,7 +306,7 @@ def _read_best(directory: Path, trust: Trust = NOTHING) -> BestParams:
         spec = _parse_spec(saved)
     except SableError as error:
         raise SableError(f"{directory / 'spec.json'} is damaged: {error}") from None
-    arrays = checkpoint.read(directory, "best.", loop.checkpoint_settings(run, config, spec))
+    arrays = checkpoint.read(directory, "best.", loop.checkpoint_settings(config, spec))
     scores = np.asarray(arrays["best.score"], float)
     if not np.isfinite(scores).any():
         raise SableError(f"{directory} was stopped before its first evaluation: it has no best parameters")
@@ -315,7 +314,7 @@ def _read_best(directory: Path, trust: Trust = NOTHING) -> BestParams:
     ranks = absolute if len(absolute) == len(scores) and np.isfinite(absolute).any() else scores
     prefix = "best.params."
     params = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
-    return BestParams(run, config, spec, params, ranks)
+    return BestParams(config, spec, params, ranks)
 
 
 def _parse_spec(saved: dict[str, tp.Any]) -> EnvSpec:
@@ -330,11 +329,11 @@ def _parse_spec(saved: dict[str, tp.Any]) -> EnvSpec:
     return spec
 
 
-def _parameters(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> dict[str, jax.ShapeDtypeStruct]:
+def _parameters(config: Config, spec: EnvSpec) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and types of the parameters, by name, that the system would begin with; nothing is
     allocated."""
-    check_actions(run.system, discrete=spec.discrete, task=run.task)
-    system = systems.make(run.system, spec, config)
+    check_actions(config.run.system, discrete=spec.discrete, task=config.run.task)
+    system = systems.make(config.run.system, spec, config.system)
     return checkpoint.named(jax.eval_shape(lambda: system.init(jax.random.key(0), system.hyper).params))
 
 
@@ -384,15 +383,15 @@ def _model_card(policy: Policy, directory: Path) -> str:
     spec = policy.spec
     actions = f"{spec.num_actions} discrete actions" if spec.discrete else f"{spec.action_size} numbers"
     returns = ", ".join(f"{x:.4g}" for x in _absolute_returns(directory)) or "not finished"
-    seeds = ", ".join(map(str, policy.run.seeds))
-    argument = "" if policy.run.system in SYSTEM_CONFIGS else f", system={policy.run.system!r}"
+    seeds = ", ".join(map(str, policy.config.run.seeds))
+    argument = "" if policy.config.run.system in SYSTEM_CONFIGS else f", system={policy.config.run.system!r}"
     curve = "![evaluation return over environment steps](curve.png)\n\n"
-    return f"""# {policy.run.system} on {policy.run.task}
+    return f"""# {policy.config.run.system} on {policy.config.run.task}
 
 A team of {spec.num_agents} agents, each seeing {spec.view_size} numbers and choosing {actions}. Trained by
-sable for {policy.run.total_steps:,} environment steps; this is seed {policy.seed} of {seeds}.
+sable for {policy.config.run.total_steps:,} environment steps; this is seed {policy.seed} of {seeds}.
 
-Return of the best parameters on {policy.run.absolute_episodes} fresh episodes, by seed: {returns}.
+Return of the best parameters on {policy.config.run.absolute_episodes} fresh episodes, by seed: {returns}.
 
 {curve if (directory / "curve.png").is_file() else ""}```python
 import sable
@@ -405,6 +404,6 @@ actions = policy.act(views)  # numpy [1, {spec.num_agents}, {spec.view_size}] ->
 `{ABOUT}` holds every setting it was trained with.
 
 ```json
-{json.dumps(settings_of(policy.config), indent=2)}
+{json.dumps(settings_of(policy.config.system), indent=2)}
 ```
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 from sable import parent
 from sable.config import renamed
 from sable.config.checks import check_count
-from sable.config.schema import RunConfig, SystemConfig, needs_trust, resume_argv
+from sable.config.schema import Config, RunConfig, needs_trust, resume_argv
 from sable.errors import SableError, ending
 from sable.installation import pip_install
 from sable.reports.read import variant
@@ -46,22 +46,21 @@ class Cell:
 
     out: Path
     name: str
-    run: RunConfig
-    config: SystemConfig
+    config: Config
 
     @property
     def directory(self) -> Path:
-        return runs.folder(self.out, self.run) / self.name
+        return runs.folder(self.out, self.config.run) / self.name
 
     @property
     def label(self) -> str:
         """Return what its system is called in tables."""
-        return self.run.label or variant(self.run.system, vars(self.config))
+        return self.config.run.label or variant(self.config.run.system, vars(self.config.system))
 
     @property
     def is_custom(self) -> bool:
         """Whether it runs code from outside sable, which the command that made the cell named."""
-        return needs_trust(self.run.task, self.run.system)
+        return needs_trust(self.config.run.task, self.config.run.system)
 
     @property
     def finished(self) -> bool:
@@ -81,15 +80,14 @@ class Outcome(tp.NamedTuple):
 def check(cell: Cell) -> None:
     """Refuse a cell whose folder cannot be used, or was begun with other settings."""
     if not (cell.directory / "config.json").is_file():
-        runs.place(cell.out, cell.run, cell.name)
+        runs.place(cell.out, cell.config.run, cell.name)
         return
     try:
-        stored = runs.read_config(cell.directory, Trust(system=cell.run.system))
+        begun = runs.read_config(cell.directory, Trust(system=cell.config.run.system))
     except Untrusted as error:
         raise Untrusted(f"{error}; choose another --out") from None
     runs.refuse_older_meaning(cell.directory)
-    pairs = zip(stored, (cell.run, cell.config), strict=True)
-    for stored, requested in (map(_plain, pair) for pair in pairs):
+    for stored, requested in zip(_plain(begun), _plain(cell.config), strict=True):
         for field, value in requested.items():
             if stored[field] != value:
                 raise SableError(
@@ -98,10 +96,10 @@ def check(cell: Cell) -> None:
                 )
 
 
-def _plain(config: RunConfig | SystemConfig) -> dict[str, tp.Any]:
-    """Return the fields of a configuration, its label in words of now."""
-    fields = dataclasses.asdict(config)
-    return fields | ({"label": renamed.label(config.label)} if isinstance(config, RunConfig) else {})
+def _plain(config: Config) -> tuple[dict[str, tp.Any], dict[str, tp.Any]]:
+    """Return the fields of the run, its label in words of now, and those of its system."""
+    run = dataclasses.asdict(config.run) | {"label": renamed.label(config.run.label)}
+    return run, dataclasses.asdict(config.system)
 
 
 def folder_name(out: Path, run: RunConfig, name: str) -> str:
@@ -126,14 +124,14 @@ def status(cell: Cell) -> Status:
         return Status(state)
     steps = rows[-1]["env_steps"]
     newest = [number(row.get(RETURN)) for row in rows if row["env_steps"] == steps]
-    return Status(state, min(steps / cell.run.total_steps, 1.0), *mean_and_std(newest))
+    return Status(state, min(steps / cell.config.run.total_steps, 1.0), *mean_and_std(newest))
 
 
 def prepare(cell: Cell) -> Path:
     """Return the cell's folder, made if it is not there, ready for `sable train --resume`."""
     if not (config := cell.directory / "config.json").is_file():
         try:
-            runs.create_pending(cell.out, cell.run, cell.config, cell.name)
+            runs.create_pending(cell.out, cell.config, cell.name)
         except SableError:
             if not config.is_file():  # else another worker was quicker, perhaps with other settings
                 raise
@@ -158,7 +156,7 @@ def work(
         raise SableError(f"jobs={jobs} is for cells on this machine; on Ray, Ray places them")
     failures: dict[Cell, str] = {}
     exit = Exit("the same command goes on from here", requeue)
-    names = [(cell, cell.run.task, cell.label) for cell in cells]
+    names = [(cell, cell.config.run.task, cell.label) for cell in cells]
     with interruption(exit) as interrupted, BenchmarkTable(names, quiet) as table:
         # Cells are waited for while they save; a second signal leaves that to them.
         interrupted.unsaved, interrupted.on_forced_exit = True, table.close
@@ -171,7 +169,7 @@ def work(
             _work_locally(missing, jobs, table, interrupted, failures)
         for cell in missing:
             table.show(cell, _final_status(cell, failures))
-    lines = [f"{cell.run.task} {cell.label}: {why}" for cell, why in failures.items()]
+    lines = [f"{cell.config.run.task} {cell.label}: {why}" for cell, why in failures.items()]
     return Outcome(list(cells), lines, interrupted.signal or None)
 
 
@@ -218,7 +216,7 @@ def _work_locally(
 
 def _start(cell: Cell, shared: bool) -> subprocess.Popen:
     """Start `sable train --resume` for the cell; where cells share a device, none takes all its memory."""
-    resume = resume_argv(prepare(cell), cell.run.task, cell.run.system)
+    resume = resume_argv(prepare(cell), cell.config.run.task, cell.config.run.system)
     command = [*child_command(), "-m", "sable", "train", "--quiet", *resume]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shared else {}
     with (cell.directory / LOG).open("ab") as log:

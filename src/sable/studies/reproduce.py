@@ -9,6 +9,7 @@ from pathlib import Path
 from sable.config import meaning
 from sable.config import resolve as settings
 from sable.config.meaning import MEANING
+from sable.config.schema import Config
 from sable.envs.custom import is_custom
 from sable.errors import SableError
 from sable.reports import ledger
@@ -79,15 +80,17 @@ def cell(row: Row, out: Path, seeds: Sequence[int] | None, trust: Trust = NOTHIN
     them; refused where its folder holds something else, or where it needs code from outside sable that
     `trust` does not cover."""
     try:
-        run, config = settings.from_dict(row["settings"], trust)
-        if is_custom(run.task):
-            trust.require("env", run.task)
+        config = settings.from_dict(row["settings"], trust)
+        if is_custom(config.run.task):
+            trust.require("env", config.run.task)
     except Untrusted as error:
         raise Untrusted(f"row {row['row']}: {error}") from None
     selected = select_seeds(row, seeds)
-    run = dataclasses.replace(run, seeds=selected, video=False)
-    config = dataclasses.replace(config, meaning=MEANING)
-    again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], run, config)
+    config = Config(
+        dataclasses.replace(config.run, seeds=selected, video=False),
+        dataclasses.replace(config.system, meaning=MEANING),
+    )
+    again = benchmark.Cell(out.expanduser().absolute(), row["row"].partition(":")[2], config)
     benchmark.check(again)
     return again
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sable.config import resolve as settings
 from sable.config.checks import MOST_SEEDS, check_count, refuse_unknown
-from sable.config.schema import RunConfig, SystemConfig, field_names, settings_of
+from sable.config.schema import Config, RunConfig, SystemConfig, field_names, settings_of
 from sable.errors import SableError
 from sable.files import require_unicode
 from sable.quiet import silence_output
@@ -49,8 +49,7 @@ class Outcome:
 
 
 def tune(
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     make_env: "Callable[[], Env]",
     *,
     fixed: Collection[str] = (),
@@ -71,25 +70,26 @@ def tune(
     """
     check_count("trials", trials, 1)
     check_count(
-        "parallel_trials", parallel_trials, 1, MOST_SEEDS // len(run.seeds)
+        "parallel_trials", parallel_trials, 1, MOST_SEEDS // len(config.run.seeds)
     )  # each seed of each is one of a run
-    space = dimensions(run.system, config, fixed, space)
+    space = dimensions(config.run.system, config.system, fixed, space)
     import_optuna()
-    directory = runs.folder(Path(out), run)
+    directory = runs.folder(Path(out), config.run)
     require_unicode(directory)
-    run = dataclasses.replace(run, seeds=trial_seeds(directory, len(run.seeds)))
+    run = dataclasses.replace(config.run, seeds=trial_seeds(directory, len(config.run.seeds)))
+    config = Config(run, config.system)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SableError(f"cannot write to {directory}: {error.strerror}; choose another --out") from None
-    plain = settings.resolve({"task": run.task, "system": run.system}, {}, trust)[1]
-    fields = {name: value for name, value in settings_of(config).items() if name not in space}
+    plain = settings.resolve({"task": run.task, "system": run.system}, {}, trust).system
+    fields = {name: value for name, value in settings_of(config.system).items() if name not in space}
     constants = {name: value for name, value in fields.items() if value != getattr(plain, name)}
-    about = {**settings.to_dict(run, config), "space": dict(space)}
+    about = {**settings.to_dict(config), "space": dict(space)}
     about.pop("format")
     study = Study(directory, about, storage, warmup_steps=int(WARMUP * run.total_steps))
     with silence_output(quiet), View(f"{run.task} · {run.system}", trials, quiet) as view:
-        worker = Worker(study, run, config, make_env(), space, Path(out), parallel_trials, trust)
+        worker = Worker(study, config, make_env(), space, Path(out), parallel_trials, trust)
         while True:
             with study.exclusive():  # so that nobody's older view overwrites a newer one
                 study_files.write(directory, run.task, run.system, constants, space, study.records())

@@ -7,7 +7,7 @@ import typing as tp
 from pathlib import Path
 
 from sable.config import resolve as settings
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config, SystemConfig
 from sable.errors import SableError
 from sable.runs import circumstances
 from sable.runs import directory as runs
@@ -27,15 +27,14 @@ class Worker:
     def __init__(
         self,
         study: Study,
-        run: RunConfig,
-        config: SystemConfig,
+        config: Config,
         env: "Env",
         space: Space,
         out: Path,
         parallel_trials: int,
         trust: Trust = NOTHING,
     ):
-        self.study, self.run, self.config, self.env, self.space = study, run, config, env, space
+        self.study, self.config, self.env, self.space = study, config, env, space
         self.out, self.parallel_trials, self.trust = out, parallel_trials, trust
         self.free = self._free_dimensions()
         self.shaping = [name for name in space if name not in self.free]
@@ -44,11 +43,11 @@ class Worker:
         """Return a new batch of at most `left` trials."""
         size = min(self.parallel_trials, left, combinations(self.space, self.free))
         points = self.study.draw(size, self.space, self.shaping, self._refusal)
-        config = self._with_values({name: points[0].values[name] for name in self.shaping})
-        first = self.run.seeds[0]
-        seeds = tuple(range(first, first + len(points) * len(self.run.seeds)))
-        run = dataclasses.replace(self.run, seeds=seeds)
-        directory = runs.create_pending(self.out, run, config, name)
+        system = self._with_values({name: points[0].values[name] for name in self.shaping})
+        first = self.config.run.seeds[0]
+        seeds = tuple(range(first, first + len(points) * len(self.config.run.seeds)))
+        run = dataclasses.replace(self.config.run, seeds=seeds)
+        directory = runs.create_pending(self.out, Config(run, system), name)
         batch = Batch(
             directory, [Point(p.number, {name: p.values[name] for name in self.free}) for p in points]
         )
@@ -60,7 +59,7 @@ class Worker:
         from sable.training import checkpoint
 
         reporter = TrialReporter(self.study, batch, view)
-        view.begin(batch, self.run.total_steps, self.study.records())
+        view.begin(batch, self.config.run.total_steps, self.study.records())
         result = self._train_batch(batch, reporter)
         if result.interrupted is None:
             if result.summary:  # else no point is left
@@ -80,20 +79,20 @@ class Worker:
         from sable.training.interruption import Exit, interruption
 
         directory = batch.directory
-        run, config = runs.read_config(directory, self.trust)
-        system = systems.make(run.system, self.env.spec, config)
-        hypers = self._hypers(config, batch.points, len(run.seeds) // len(batch.points))
+        config = runs.read_config(directory, self.trust)
+        system = systems.make(config.run.system, self.env.spec, config.system)
+        hypers = self._hypers(config.system, batch.points, len(config.run.seeds) // len(batch.points))
         resumed = circumstances.describe() if (directory / "meta.json").exists() else None
         runs.begin(directory)
         if resumed is not None:
             runs.note_resumption(directory, resumed)
-        parts = self.env, system, run, config, directory
+        parts = self.env, system, config, directory
         how = {"resume": True, "quiet": True, "hypers": hypers, "on_evaluation": reporter.watch}
         try:
             with interruption(Exit("the same command goes on from here")) as interrupted:
                 return loop.train_loop(*parts, **how, interrupted=interrupted)
         except loop.Halted:
-            reporter.end([math.nan] * len(run.seeds))
+            reporter.end([math.nan] * len(config.run.seeds))
             return loop.Result(directory, {})
         except (jax.errors.JaxRuntimeError, memory.DoesNotFit, memory.OutOfMemory) as error:
             why = " ".join(str(error).split())[:200]
@@ -104,14 +103,14 @@ class Worker:
 
     def _with_values(self, values: Values) -> SystemConfig:
         """Return the configuration with those values, checked."""
-        return settings.replace_fields(self.run, self.config, {}, values)[1]
+        return settings.replace_fields(self.config, {}, values).system
 
     def _refusal(self, values: Values) -> str | None:
         """Return what is wrong with those values together."""
         from sable import systems
 
         try:
-            systems.make(self.run.system, self.env.spec, self._with_values(values))
+            systems.make(self.config.run.system, self.env.spec, self._with_values(values))
         except SableError as error:
             return str(error)
         return None
@@ -119,7 +118,7 @@ class Worker:
     def _hyper(self, config: SystemConfig) -> "PyTree":
         from sable import systems
 
-        return systems.make(self.run.system, self.env.spec, config).hyper
+        return systems.make(self.config.run.system, self.env.spec, config).hyper
 
     def _hypers(self, config: SystemConfig, points: list[Point], num_seeds: int) -> "PyTree":
         """Return the numbers of every lane: those of its point."""

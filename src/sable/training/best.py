@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config
 from sable.envs.base import Env
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError
@@ -27,8 +27,7 @@ OTHER_EPISODES = 2**31 - 1
 def evaluate_best(
     env: Env | PythonVectorEnv,
     system: System,
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     directory: Path,
     *,
     episodes: int,
@@ -36,21 +35,21 @@ def evaluate_best(
 ) -> dict[str, tp.Any]:
     """Return how the best parameters of the run in `directory` play fresh episodes, per training seed."""
     traced_env = env.stub_env if isinstance(env, PythonVectorEnv) else env
-    init_state = map_seeds(make_program(traced_env, system, run, config).start)
-    shapes = jax.eval_shape(init_state, np.array(run.seeds, np.uint32))
-    state, facts, _ = checkpoint.restore(directory, shapes, checkpoint_settings(run, config, env.spec))
+    init_state = map_seeds(make_program(traced_env, system, config).start)
+    shapes = jax.eval_shape(init_state, np.array(config.run.seeds, np.uint32))
+    state, facts, _ = checkpoint.restore(directory, shapes, checkpoint_settings(config, env.spec))
     if not facts["evaluations"]:
         raise SableError(
             f"{directory} was stopped before its first evaluation: it has no best parameters yet"
         )
-    stats = evaluate_params(env, system, run, config, state.best.params, episodes=episodes, seed=seed)
+    stats = evaluate_params(env, system, config, state.best.params, episodes=episodes, seed=seed)
     means = stats["return"].mean(axis=1)
     half_widths = 1.96 * stats["return"].std(axis=1) / max(episodes - 1, 1) ** 0.5
     return {
-        "task": run.task,
-        "system": run.system,
+        "task": config.run.task,
+        "system": config.run.system,
         "episodes": episodes,
-        "seeds": list(run.seeds),
+        "seeds": list(config.run.seeds),
         **{name: values.mean(axis=1).tolist() for name, values in stats.items()},
         "return_interval_95": [
             [m - h, m + h] for m, h in zip(means.tolist(), half_widths.tolist(), strict=True)
@@ -62,8 +61,7 @@ def evaluate_best(
 def evaluate_params(
     env: Env | PythonVectorEnv,
     system: System,
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     params: PyTree,
     *,
     episodes: int,
@@ -74,12 +72,12 @@ def evaluate_params(
     keys = jax.random.split(jax.random.key(OTHER_EPISODES if seed is None else seed), count)
     if isinstance(env, PythonVectorEnv):
         evaluate_episodes = host_rollout.make_evaluate_policy(
-            env, system, Compiler(run), min(episodes, config.num_envs)
+            env, system, Compiler(config.run), min(episodes, config.system.num_envs)
         )
         stats = evaluate_episodes(params, keys, episodes)
     else:
         evaluate_episodes = jax.vmap(lambda params, key: evaluate_policy(env, system, params, key, episodes))
-        program = Compiler(run)(evaluate_episodes, params, keys)
+        program = Compiler(config.run)(evaluate_episodes, params, keys)
         memory.refuse_measuring("episodes", episodes, memory.program_bytes(program))
         stats = program(params, keys)
     return {name: np.asarray(values, float) for name, values in jax.device_get(stats).items()}

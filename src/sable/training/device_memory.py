@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config, RunConfig
 from sable.errors import SableError
 from sable.training.update import State
 from sable.types import PyTree
@@ -142,14 +142,14 @@ def refuse_measuring(name: str, episodes: int, needed: int) -> None:
         raise TooManyEpisodes(name, episodes, needed, total)
 
 
-def summary(state: State, unit: tp.Any, run: RunConfig, config: SystemConfig, num_updates: int) -> str:
+def summary(state: State, unit: tp.Any, config: Config, num_updates: int) -> str:
     """Return a run in one line: parameters, memory while `unit` runs, and the work before it."""
-    seeds = f" x {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
+    seeds = f" x {len(config.run.seeds)} seeds" if len(config.run.seeds) > 1 else ""
     return (
         f"{num_parameters(state):,} parameters, "
         f"{in_words(program_bytes(unit))} of {in_words(capacity().total)}, "
         f"{num_updates:,} update{'s' * (num_updates != 1)} of "
-        f"{config.num_envs * config.rollout_length:,} steps{seeds}"
+        f"{config.system.num_envs * config.system.rollout_length:,} steps{seeds}"
     )
 
 

@@ -14,20 +14,22 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from sable.config.schema import RunConfig, SystemConfig, split_devices
+from sable.config.schema import Config, split_devices
 from sable.errors import SableError
 from sable.ops.sharding import ENVS, LEARNERS, SEEDS
 from sable.training.update import State
 from sable.types import PyTree
 
 
-def make_mesh(run: RunConfig, config: SystemConfig) -> Mesh | None:
+def make_mesh(config: Config) -> Mesh | None:
     """Return the devices that share the run, seeds along one axis and environments along the other; None for
     one."""
     available = jax.devices()
-    if jax.process_count() > 1 and run.devices:
-        raise SableError(f"devices={run.devices}: several processes share all devices; give --devices all")
-    num = run.devices or len(available)
+    if jax.process_count() > 1 and config.run.devices:
+        raise SableError(
+            f"devices={config.run.devices}: several processes share all devices; give --devices all"
+        )
+    num = config.run.devices or len(available)
     if num > len(available):
         raise SableError(
             f"devices={num}: there {'is' if len(available) == 1 else 'are'} {len(available)} here "
@@ -35,7 +37,7 @@ def make_mesh(run: RunConfig, config: SystemConfig) -> Mesh | None:
         )
     if num == 1:
         return None
-    shape = split_devices(num, len(run.seeds), config)
+    shape = split_devices(num, len(config.run.seeds), config.system)
     return jax.make_mesh(shape, (SEEDS, ENVS), devices=available[:num], axis_types=(AxisType.Auto,) * 2)
 
 

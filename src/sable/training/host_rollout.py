@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.errors import SableError
 from sable.ops import trees as tree
@@ -57,30 +57,31 @@ def make_stages(
     env: PythonVectorEnv,
     system: System,
     program: Program,
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     compiled: Compiler,
     state: State,
 ) -> Stages:
     """Return the stages of a run whose episodes all begin now, those of a resumed one too: the state of a
     Python environment cannot be saved."""
-    collector = Collector(env, system, run, config, compiled, state)
+    collector = Collector(env, system, config, compiled, state)
     learn = compiled(jax.vmap(program.update), state.run, collector.shapes, donate=True)
     evaluate_policy = make_evaluate_policy(
-        env, system, compiled, min(run.evaluation_episodes, config.num_envs)
+        env, system, compiled, min(config.run.evaluation_episodes, config.system.num_envs)
     )
     # A seed's statistics of episodes, of whatever they are.
-    shape = (len(run.seeds), run.evaluation_episodes)
+    shape = (len(config.run.seeds), config.run.evaluation_episodes)
     stats = {name: np.zeros(shape, np.float32) for name in collector.timestep.stats}
     assess_stats = compiled(jax.vmap(program.evaluate_and_keep_best), state, stats, donate=True)
 
     def evaluate_and_keep_best(state: State) -> tuple[State, Metrics]:
         keys = jax.vmap(evaluation_key)(state.run)
-        return assess_stats(state, evaluate_policy(state.run.learner.params, keys, run.evaluation_episodes))
+        return assess_stats(
+            state, evaluate_policy(state.run.learner.params, keys, config.run.evaluation_episodes)
+        )
 
     def absolute_metric(state: State) -> Stats:
         keys = jax.vmap(lambda one: jax.random.fold_in(evaluation_key(one), 1))(state.run)
-        return evaluate_policy(state.best.params, keys, run.absolute_episodes)
+        return evaluate_policy(state.best.params, keys, config.run.absolute_episodes)
 
     return Stages(RunUpdates(collector, learn), evaluate_and_keep_best, absolute_metric)
 
@@ -109,14 +110,13 @@ class Collector:
         self,
         env: PythonVectorEnv,
         system: System,
-        run: RunConfig,
-        config: SystemConfig,
+        config: Config,
         compiled: Compiler,
         state: State,
     ):
         """Begin episodes, and compile what decides in them."""
-        self.env, self.length = env, config.rollout_length
-        self.timestep = timestep = _reset(env, TRAINING, state.run.key, config.num_envs)
+        self.env, self.length = env, config.system.rollout_length
+        self.timestep = timestep = _reset(env, TRAINING, state.run.key, config.system.num_envs)
         learner, memory = state.run.learner, state.run.rollout_state.memory
         self.decide = compiled(
             jax.vmap(partial(decision, system), (0, 0, 0, 0, 0, None)),
@@ -133,7 +133,7 @@ class Collector:
         )
 
         def one(learner: PyTree, rollout_state: RolloutState, key: Array) -> CollectResult:
-            return collect(env.stub_env, system, learner, rollout_state, key, config.rollout_length, 1)
+            return collect(env.stub_env, system, learner, rollout_state, key, config.system.rollout_length, 1)
 
         # What `collect` would hand over, which learning is compiled for.
         self.shapes = jax.eval_shape(jax.vmap(one), learner, state.run.rollout_state, state.run.key)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config, RunConfig
 from sable.envs.base import Env
 from sable.envs.python.vector_env import PythonVectorEnv
 from sable.systems.base import System
@@ -26,8 +26,7 @@ class Job:
 
     env: Env | PythonVectorEnv
     system: System
-    run: RunConfig
-    config: SystemConfig
+    config: Config
     program: Program
     mesh: Mesh | None
     compiled: Compiler
@@ -44,38 +43,35 @@ class Job:
     @property
     def steps_per_update(self) -> int:
         """Environment steps of a seed in an update."""
-        return self.config.num_envs * self.config.rollout_length
+        return self.config.system.num_envs * self.config.system.rollout_length
 
     @functools.cached_property
     def boundaries(self) -> list[int]:
         """The updates after which to evaluate."""
-        return schedule(self.run, self.steps_per_update)
+        return schedule(self.config.run, self.steps_per_update)
 
 
-def make_job(
-    env: Env | PythonVectorEnv, system: System, run: RunConfig, config: SystemConfig, hypers: PyTree
-) -> Job:
+def make_job(env: Env | PythonVectorEnv, system: System, config: Config, hypers: PyTree) -> Job:
     """Return the run's programs, not yet compiled; refuse what cannot fit the devices."""
     # Python environments are stepped by the host; programs are then made from shapes alone.
     python_env = isinstance(env, PythonVectorEnv)
-    program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, run, config)
-    init_state, seeds = map_seeds(program.start), np.array(run.seeds, np.uint32)
-    mesh = devices.make_mesh(run, config)
+    program = make_program(env.stub_env if isinstance(env, PythonVectorEnv) else env, system, config)
+    init_state, seeds = map_seeds(program.start), np.array(config.run.seeds, np.uint32)
+    mesh = devices.make_mesh(config)
     learner_args = (seeds,) if hypers is None else (seeds, hypers)
     with devices.use_mesh(mesh):
         shapes = jax.eval_shape(init_state, *learner_args)
     num_devices = mesh.size if mesh else 1
     memory.refuse_beyond(memory.tree_bytes(shapes) // num_devices)  # before any of it is there
     if not python_env:  # which plays them a few at a time
-        memory.refuse_episodes(shapes, run, config.num_envs, num_devices)
+        memory.refuse_episodes(shapes, config.run, config.system.num_envs, num_devices)
     return Job(
         env=env,
         system=system,
-        run=run,
         config=config,
         program=program,
         mesh=mesh,
-        compiled=Compiler(run, mesh),
+        compiled=Compiler(config.run, mesh),
         init_state=init_state,
         learner_args=learner_args,
         shapes=shapes,
@@ -88,15 +84,15 @@ def compile_stages(job: Job, progress: RunProgress) -> Stages:
     logger, state = progress.logger, progress.state
     logger.phase("compiling")
     if job.python_env is not None:
-        parts = job.system, job.program, job.run, job.config, job.compiled, state
+        parts = job.system, job.program, job.config, job.compiled, state
         stages = host_rollout.make_stages(job.python_env, *parts)
     else:
         stages = make_stages(job, state)
     memory.refuse_beyond(memory.program_bytes(stages.run_updates))
     if job.python_env is None:
         num_bytes = memory.program_bytes(stages.evaluate_and_keep_best)
-        memory.refuse_measuring("evaluation_episodes", job.run.evaluation_episodes, num_bytes)
-    logger.note(memory.summary(state, stages.run_updates, job.run, job.config, job.boundaries[-1]))
+        memory.refuse_measuring("evaluation_episodes", job.config.run.evaluation_episodes, num_bytes)
+    logger.note(memory.summary(state, stages.run_updates, job.config, job.boundaries[-1]))
     if job.python_env is not None and progress.updates:
         logger.note("the environments' states could not be saved: all episodes begin anew")
     return stages

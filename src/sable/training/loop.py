@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from sable.config.schema import RunConfig, SystemConfig, resume_argv, settings_of
+from sable.config.schema import Config, RunConfig, resume_argv, settings_of
 from sable.envs.base import Env
 from sable.envs.python.vector_env import EnvFailed, PythonVectorEnv
 from sable.errors import SableError
@@ -50,8 +50,7 @@ class Result:
 def train_loop(
     env: Env | PythonVectorEnv,
     system: System,
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     directory: Path,
     *,
     resume: bool = False,
@@ -70,9 +69,9 @@ def train_loop(
     their run has gone through. Signals are heard by `interrupted`, or by one of its own.
     """
     began = time.monotonic()
-    job = make_job(env, system, run, config, hypers)
+    job = make_job(env, system, config, hypers)
     require_unicode(directory)
-    progress = RunProgress(directory, checkpoint_settings(run, config, env.spec), circumstances)
+    progress = RunProgress(directory, checkpoint_settings(config, env.spec), circumstances)
     with ExitStack() as open_files:
         progress.interrupted = interrupted or open_files.enter_context(interruption())
         metrics = restore_or_init(job, progress, resume, began)
@@ -119,8 +118,8 @@ def make_logger(job: Job, progress: RunProgress, metrics: bytes | None, quiet: b
     last_evaluation = job.boundaries[progress.evaluations - 1] if progress.evaluations else 0
     return Logger(
         progress.directory,
-        title=f"{job.run.task} · {job.run.system}",
-        seeds=job.run.seeds,
+        title=f"{job.config.run.task} · {job.config.run.system}",
+        seeds=job.config.run.seeds,
         total_steps=job.boundaries[-1] * job.steps_per_update,
         resume_steps=progress.updates * job.steps_per_update,
         evaluated_steps=last_evaluation * job.steps_per_update,
@@ -144,7 +143,7 @@ def train_until(boundary: int, job: Job, stages: Stages, progress: RunProgress) 
             run_state = jax.block_until_ready(stages.run_updates(state.run, np.int32(num)))
         progress.state = replace(state, run=run_state)
         progress.add_updates(num)
-        _announce_halted(logger, job.run, halted, run_state)
+        _announce_halted(logger, job.config.run, halted, run_state)
         logger.progress(progress.updates * job.steps_per_update, clock.seconds_here)
         progress.stop_if_asked()
 
@@ -186,18 +185,18 @@ def save_or_explain(job: Job, progress: RunProgress, error: EnvFailed) -> Result
     progress.writer.wait()
     if progress.interrupted.unsaved:
         progress.save_now()
-    flags = shlex.join(resume_argv(progress.directory, job.run.task, job.run.system))
+    flags = shlex.join(resume_argv(progress.directory, job.config.run.task, job.config.run.system))
     raise EnvFailed(f"{error}; all before is saved, go on with {flags}") from None
 
 
 def summarise(job: Job, progress: RunProgress, absolute: dict[str, np.ndarray]) -> dict[str, tp.Any]:
     """Return a finished run's summary."""
-    seeds, steps = job.run.seeds, progress.updates * job.steps_per_update
+    seeds, steps = job.config.run.seeds, progress.updates * job.steps_per_update
     training_seconds = progress.clock.training_seconds
     halted = np.flatnonzero(jax.device_get(progress.state.run.halted) >= 0)
     return {
-        "task": job.run.task,
-        "system": job.run.system,
+        "task": job.config.run.task,
+        "system": job.config.run.system,
         "seeds": list(seeds),
         "env_steps": steps,
         "wall_seconds": progress.wall_seconds(),
@@ -211,10 +210,10 @@ def summarise(job: Job, progress: RunProgress, absolute: dict[str, np.ndarray]) 
     }
 
 
-def checkpoint_settings(run: RunConfig, config: SystemConfig, spec: EnvSpec) -> checkpoint.Settings:
+def checkpoint_settings(config: Config, spec: EnvSpec) -> checkpoint.Settings:
     """Return the settings that tell a run's checkpoints from those of others."""
     sizes = {f"environment's {name}": value for name, value in dataclasses.asdict(spec).items()}
-    return dataclasses.asdict(run) | settings_of(config) | sizes
+    return dataclasses.asdict(config.run) | settings_of(config.system) | sizes
 
 
 def peak_memory_bytes() -> int:

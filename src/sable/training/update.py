@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sable.config.schema import RunConfig, SystemConfig
+from sable.config.schema import Config, RunConfig, SystemConfig
 from sable.envs.base import Env
 from sable.ops import trees as tree
 from sable.systems.base import System
@@ -82,25 +82,24 @@ class Stages(tp.NamedTuple):
     absolute_metric: tp.Callable[[State], tp.Any]
 
 
-def make_program(env: Env, system: System, run: RunConfig, config: SystemConfig) -> Program:
+def make_program(env: Env, system: System, config: Config) -> Program:
     """Return the functions of this run, pure and not yet compiled."""
     # Jitted so that `start`, which wants only its shapes, and `run_updates` share one trace.
-    own_collect_and_learn = jax.jit(partial(collect_and_learn, env, system, run, config))
+    own_collect_and_learn = jax.jit(partial(collect_and_learn, env, system, config))
     own_update = partial(update, own_collect_and_learn)
     return Program(
-        start=partial(start, env, system, config, own_collect_and_learn),
+        start=partial(start, env, system, config.system, own_collect_and_learn),
         run_updates=partial(run_updates, own_update),
         update=own_update,
-        evaluate_and_keep_best=partial(evaluate_and_keep_best, env, system, run),
-        absolute_metric=partial(absolute_metric, env, system, run),
+        evaluate_and_keep_best=partial(evaluate_and_keep_best, env, system, config.run),
+        absolute_metric=partial(absolute_metric, env, system, config.run),
     )
 
 
 def collect_and_learn(
     env: Env,
     system: System,
-    run: RunConfig,
-    config: SystemConfig,
+    config: Config,
     learner: PyTree,
     rollout_state: RolloutState,
     key: Array,
@@ -114,7 +113,13 @@ def collect_and_learn(
     collect_key, learn_key = jax.random.split(key)
     if collect_result is None:
         collect_result = collect(
-            env, system, learner, rollout_state, collect_key, config.rollout_length, run.reset_pool_size
+            env,
+            system,
+            learner,
+            rollout_state,
+            collect_key,
+            config.system.rollout_length,
+            config.run.reset_pool_size,
         )
     rollout_state, rollout, episode_sums = collect_result
     rollout_is_finite = tree.all_finite((rollout.steps, rollout.last.observation))

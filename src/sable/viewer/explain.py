@@ -37,19 +37,19 @@ class Explanation:
 
 def explain(policy: Policy, recording: Recording) -> Explanation:
     """Return what the policy had in mind when it played these episodes."""
-    name = policy.run.system
-    module = systems.module_of(name, policy.config)
+    name = policy.config.run.system
+    module = systems.module_of(name, policy.config.system)
     value = getattr(recording.extras, "value", None)
     if hasattr(module, "make_policy"):
         return replace(_explain_ppo(policy, module.make_policy, recording), value=value)
     views = recording.observation.view
     if name == "qmix":
-        net = agent_q(tp.cast(tp.Any, policy.config), policy.spec)
+        net = agent_q(tp.cast(tp.Any, policy.config.system), policy.spec)
         memory = policy.initial_memory(recording.num_episodes).remembered
         q, _ = jax.jit(net.apply)(policy.params, views, memory, _first(recording))
         return Explanation(q_value=np.asarray(q))
     if hasattr(module, "make_policies"):
-        act = module.make_policies(policy.spec, policy.config).act
+        act = module.make_policies(policy.spec, policy.config.system).act
         return Explanation(
             spread=np.asarray(
                 jax.jit(lambda *inputs: _action_probabilities(act(*inputs)))(policy.params, views)
@@ -60,8 +60,8 @@ def explain(policy: Policy, recording: Recording) -> Explanation:
 
 def _explain_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording) -> Explanation:
     """Score the actions that were taken, as learning does, and catch what the networks say inside."""
-    net = make_policy(policy.spec, _plain_config(policy.config, policy.spec))
-    has_memory = isinstance(policy.config, SableConfig) and policy.config.memory
+    net = make_policy(policy.spec, _plain_config(policy.config.system, policy.spec))
+    has_memory = isinstance(policy.config.system, SableConfig) and policy.config.system.memory
 
     def score(params: PyTree, steps: Transition) -> tuple:
         distributions: list = []
@@ -89,11 +89,11 @@ def _explain_ppo(policy: Policy, make_policy: tp.Callable, recording: Recording)
         extras=recording.extras,
         next_extras=(),
     )
-    with jax.default_matmul_precision(policy.run.precision):
+    with jax.default_matmul_precision(policy.config.run.precision):
         odds, retention = jax.device_get(jax.jit(score)(policy.params, steps))
-    if isinstance(policy.config, SableConfig):  # whose network goes environment by environment inside
+    if isinstance(policy.config.system, SableConfig):  # whose network goes environment by environment inside
         odds = odds.swapaxes(0, 1)
-    in_turn = policy.run.system in ("sable", "mat")
+    in_turn = policy.config.run.system in ("sable", "mat")
     if policy.spec.discrete:
         return Explanation(probability=odds, in_turn=in_turn, retention=retention)
     return Explanation(spread=odds, in_turn=in_turn, retention=retention)

@@ -83,7 +83,7 @@ def _data(
     how: str,
     progress: tp.Callable[[int], None],
 ) -> dict[str, tp.Any]:
-    spec, run = policy.spec, policy.run
+    spec, run = policy.spec, policy.config.run
     shown = min(spec.num_agents, MOST_AGENTS)
     clips = [video.Clip(one.scene, "", [""] * len(one.scene.frames)) for one in episodes]
     kinds = {"probability": explanation.probability, "q": explanation.q_value, "spread": explanation.spread}
@@ -172,7 +172,7 @@ def _memory(
 ) -> dict[str, tp.Any]:
     """Return what each listed agent recalls through each layer at each step: largest parts, and how all
     divide."""
-    config = tp.cast(SableConfig, policy.config)
+    config = tp.cast(SableConfig, policy.config.system)
     length, team = one.episode.length, policy.spec.num_agents
     layers = attribution.layers(retention, one.index, length)
     whom = team <= MOST_AGENTS

@@ -48,11 +48,13 @@ def watch(
     for path in paths.values():
         _refuse_foreign(path)
     if policy.spec != env.spec:
-        raise SableError(f"{policy.run.task} is not what this team was trained for: its sizes are others")
+        raise SableError(
+            f"{policy.config.run.task} is not what this team was trained for: its sizes are others"
+        )
     with _progress(quiet) as stage:
         stage("playing", 0)
-        key = episode_key(policy.run, policy.seed, seed)
-        recording = record(env, policy.system, policy.params, key, episodes, policy.run, greedy=greedy)
+        key = episode_key(policy.config.run, policy.seed, seed)
+        recording = record(env, policy.system, policy.params, key, episodes, policy.config.run, greedy=greedy)
         views = _scenes(policy, env, recording)
         clips = [_make_clip(policy, one) for one in views]
         pictures = sum(len(take.captions) for take in clips)
@@ -78,8 +80,10 @@ def leave_video(directory: Path, env: Env, run: RunConfig) -> str | None:
     try:
         seed = run.seeds[0]
         policy = load(directory, seed=seed, trust=Trust(system=run.system))
-        key = episode_key(policy.run, seed, None)
-        recording = record(env, policy.system, policy.params, key, 1, policy.run, most_steps=VIDEO_STEPS)
+        key = episode_key(policy.config.run, seed, None)
+        recording = record(
+            env, policy.system, policy.params, key, 1, policy.config.run, most_steps=VIDEO_STEPS
+        )
         video.gif([_make_clip(policy, one) for one in _scenes(policy, env, recording)], directory / VIDEO)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -89,7 +93,9 @@ def leave_video(directory: Path, env: Env, run: RunConfig) -> str | None:
 
 def _scenes(policy: Policy, env: Env, recording: Recording) -> list[EpisodeView]:
     played = [episode(recording, index) for index in range(recording.num_episodes)]
-    return [EpisodeView(one, drawings.draw(policy.run.task, env, one), k) for k, one in enumerate(played)]
+    return [
+        EpisodeView(one, drawings.draw(policy.config.run.task, env, one), k) for k, one in enumerate(played)
+    ]
 
 
 def _make_clip(policy: Policy, one: EpisodeView) -> Clip:
@@ -101,7 +107,7 @@ def _make_clip(policy: Policy, one: EpisodeView) -> Clip:
         gain = f"   {gains[t]:+.3g}" if gains[t] else ""
         return f"step {t} of {length}   return {returns[t]:.2f}{gain}"
 
-    title = f"{policy.run.system} on {policy.run.task}"
+    title = f"{policy.config.run.system} on {policy.config.run.task}"
     return Clip(one.scene, title, [caption(t) for t in range(length + 1)])
 
 
