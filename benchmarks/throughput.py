@@ -231,7 +231,7 @@ def cells(row: dict[str, tp.Any]) -> list[str]:
         *map(share, parts),
         *map(seconds, ("update", "update_cpu", "evaluation")),
         *(f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f}"),
-        *(memory.in_words(row[name]) if row[name] else "-" for name in ("temporary_bytes", "peak_bytes")),
+        *(memory.format_bytes(row[name]) if row[name] else "-" for name in ("temporary_bytes", "peak_bytes")),
     ]
 
 

@@ -234,6 +234,13 @@ MEASURED = {
     "sable-memoryless-delayed": (0, 66),
     "sable-memoryless-masked": (0, 66),
     "sable-memoryless-coordination": (0, 66),
+    "masac-continuous": (0, 66),
+    "hasac-continuous": (0, 66),
+    "ippo-memoryless-recall": (0, 66),
+    "sable-observation": (0, 66),
+    "sable-delayed": (0, 66),
+    "sable-coordination": (0, 66),
+    "sable-masked": (0, 66),
 }
 """How many seeds failed, of how many, from 0 on; on a CPU, 18 and 19 November 2026."""
 CASES |= {

@@ -71,7 +71,7 @@ def refusal(error: memory.DoesNotFit, env: Env, config: Config) -> SableError:
         name, fit = "num_envs", _fewer_envs(refused, error.needed, bound)
     advice = "no number of environments fits; try a shorter rollout_length or a smaller network"
     if fit is not None:
-        advice = f"{name}={fit[0]} would fit, with {memory.in_words(fit[1])}"
+        advice = f"{name}={fit[0]} would fit, with {memory.format_bytes(fit[1])}"
     return SableError(f"{config.run.task}: {error}; {advice}")
 
 

@@ -125,7 +125,7 @@ def make_plan(env: Env, config: Config, *, measure: bool = True, progress: Progr
 
 def format_plan(plan: Plan) -> str:
     """Return the plan as a table."""
-    words, about = memory.in_words, "" if plan.measured else "about "
+    words, about = memory.format_bytes, "" if plan.measured else "about "
     seeds = f" x {plan.num_seeds} seeds" if plan.num_seeds > 1 else ""
     rows = [
         ("parameters", f"{plan.parameters:,}"),

@@ -21,7 +21,9 @@ class DoesNotFit(SableError):
     """A run that the device cannot hold: it needs so much at least."""
 
     def __init__(self, needed: int, total: int):
-        super().__init__(f"this run needs at least {in_words(needed)} and the device has {in_words(total)}")
+        super().__init__(
+            f"this run needs at least {format_bytes(needed)} and the device has {format_bytes(total)}"
+        )
         self.needed, self.total = needed, total
 
 
@@ -31,8 +33,8 @@ class TooManyEpisodes(DoesNotFit):
     def __init__(self, name: str, episodes: int, needed: int, total: int):
         super().__init__(needed, total)
         self.args = (
-            f"{name}={episodes}: so many side by side need at least {in_words(needed)} and the device has "
-            f"{in_words(total)}; take fewer",
+            f"{name}={episodes}: so many side by side need at least {format_bytes(needed)} and the device "
+            f"has {format_bytes(total)}; take fewer",
         )
 
 
@@ -147,13 +149,13 @@ def summary(state: State, unit: tp.Any, config: Config, num_updates: int) -> str
     seeds = f" x {len(config.run.seeds)} seeds" if len(config.run.seeds) > 1 else ""
     return (
         f"{num_parameters(state):,} parameters, "
-        f"{in_words(program_bytes(unit))} of {in_words(capacity().total)}, "
+        f"{format_bytes(program_bytes(unit))} of {format_bytes(capacity().total)}, "
         f"{num_updates:,} update{'s' * (num_updates != 1)} of "
         f"{config.system.num_envs * config.system.rollout_length:,} steps{seeds}"
     )
 
 
-def in_words(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Return bytes as a reader likes them."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= factor:
