@@ -24,8 +24,9 @@ from sable.errors import SableError
 from sable.reports import figures, ledger
 from sable.runs import curve, provenance, sums
 from sable.studies import benchmark, reproduce
-from sable.training import best, checkpoint, loop
+from sable.training import best, checkpoint, job
 from sable.training import device_memory as memory
+from sable.training.update import Stages
 from sable.viewer import show
 
 _spec = importlib.util.spec_from_file_location("trust", Path(__file__).with_name("test_trust.py"))
@@ -147,14 +148,14 @@ def numbers_of(params: tp.Any) -> np.ndarray:
     return np.array([[number_of(jax.tree.map(lambda x, k=k: x[k], params))] for k in range(count)])
 
 
-def make_stages(program, compiled, mesh, places, state):
+def make_stages(_, state):
     """Nothing that must be compiled: no updates, and an absolute evaluation that tells parameters apart."""
 
     def unit(run, count):
         learner = jax.tree.map(checkpoint._raw, run.learner)
         raise SableError(f"run goes on training from {number_of(learner)}")
 
-    return unit, None, lambda state: {"return": numbers_of(state.best.params)}
+    return Stages(unit, tp.cast(tp.Any, None), lambda state: {"return": numbers_of(state.best.params)})
 
 
 def of_policy(policy, *_, **__) -> tp.Any:
@@ -265,7 +266,7 @@ def place(tmp_path_factory):
         patch.setattr(provenance, "commit_of", lambda source: "c" * 40)
         patch.setattr(best, "evaluate_params", lambda *args, **named: {"return": numbers_of(args[3])})
         patch.setattr(show, "watch", lambda policy, *_, **__: [print(of_policy(policy))][:0])
-        patch.setattr(loop, "make_stages", make_stages)
+        patch.setattr(job, "make_stages", make_stages)
         patch.setattr(memory, "program_bytes", lambda unit: 0)
         patch.setattr(memory, "summary", lambda *_: "")
         patch.setattr(figures, "draw", lambda *_: [])
