@@ -21,6 +21,7 @@ from sable.envs.python.vector_env import PythonVectorEnv
 from sable.training import host_rollout as hosted
 from sable.training.compile import Compiler
 from sable.training.update import make_program, map_seeds
+from tests.learning.cases import required
 
 pytest.importorskip("gymnasium")
 
@@ -130,15 +131,21 @@ LEARN = {
 }
 
 
+FAILED = {"sable": (0, 66)}
+"""How many seeds stayed at 0.75 or below, of how many; the others are not measured yet."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "system"), LEARN)
 def test_python_environments_are_learnt(here, task, system):
     """Of all three the best return is 1."""
     argv = f"train {task} --system {system} --quiet --name mine --total-steps {LEARN[task, system]}"
-    argv += " --num-evaluations 4 --evaluation-episodes 16 --absolute-episodes 32"
+    argv += " --num-seeds 6 --num-evaluations 4 --evaluation-episodes 16 --absolute-episodes 32 --no-video"
     assert main(argv.split()) == 0
     run = run_of(here, task.partition(":")[2].replace(":", "-"), system)
-    assert json.loads((run / "summary.json").read_text())["absolute_return"][0] > 0.75
+    returns = json.loads((run / "summary.json").read_text())["absolute_return"]
+    least = required(6, *FAILED[system]) if system in FAILED else 3
+    assert sum(value > 0.75 for value in returns) >= least, returns
 
 
 def started(here, *argv):
