@@ -1,6 +1,7 @@
 """Imports point one way (HOUSE section 2): each layer may use those before it, never those after."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,23 @@ def test_only_trust_imports_what_no_table_of_ours_names():
                 assert called not in ("__import__", "importlib.util.find_spec", "runpy.run_module"), place
                 if called == "importlib.import_module":
                     assert tables[place] in ast.unparse(node.args[0]), place
+
+
+def exceptions() -> set[str]:
+    """Return what the architecture's table names in its first column."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+    table = page.partition("### What is larger than it should be")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    return set(re.findall(r"`([^`]+)`", "".join(cells)))
+
+
+def test_what_is_large_is_what_the_page_names():
+    large = {place.name for place in ROOT.iterdir() if place.is_dir() and len([*place.glob("[!_]*.py")]) > 14}
+    for path in FILES:
+        source = path.read_text()
+        if len(source.splitlines()) > 300:
+            large.add(str(path.relative_to(ROOT)))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
+                large |= {node.name, str(path.relative_to(ROOT))}
+    assert large == exceptions()
