@@ -1,4 +1,4 @@
-"""Imports point one way (HOUSE section 2): each layer may use those before it, never those after."""
+"""Imports point one way: each layer may use those before it, never those after."""
 
 import ast
 import re
