@@ -120,7 +120,7 @@ def collectives(program):
     """(kind, whether inside a loop of an update) of all communication in a compiled program."""
     kinds = "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
     lines = [line for line in program.splitlines() if re.search(rf" ({kinds})(-start)?\(", line)]
-    return sorted({(re.search(kinds, line)[0], "jit(advance)/while" in line) for line in lines})
+    return sorted({(re.search(kinds, line)[0], "jit(collect_and_learn)/while" in line) for line in lines})
 
 
 def runs(directory):
