@@ -41,7 +41,7 @@ RUN_FIELDS |= {"absolute_episodes": 16}
 
 
 def make_parts(variant, **run_fields):
-    """A small run of a system; `sable-kernel` decodes by kernel."""
+    """A small run of a system; `sable-fused` decodes by the fused kernel."""
     system, _, decoding = variant.partition("-")
     cls, task = system_config(system), "continuous" if "sac" in system else "recall"
     config = cls(**{name: value for name, value in FIELDS.items() if name in field_names(cls)})

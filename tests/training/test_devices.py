@@ -171,7 +171,7 @@ def test_a_run_resumed_on_as_many_devices_is_exact(simulated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "system", ["sable", "sable-kernel", "sable-parallel", "sable-rows", "masac", "qmix", "ippo"]
+    "system", ["sable", "sable-fused", "sable-jacobi", "sable-cached", "masac", "qmix", "ippo"]
 )
 def test_every_split_learns_the_same(system):
     splits = {"8x1": (8, 1), "4x2": (4, 2), "1x8": (1, 8)}
